@@ -36,7 +36,7 @@ KEPT: Millis = 25 * 60 * MINUTE
 """How long a row is kept after its minute: a day, and an hour more so that a reader gets the whole last day."""
 _EVERY = 2.0
 _ROWS = 8
-"""The most rows of a minute: few to read, and enough that two processes seldom write the same one at once."""
+"""The most rows of a minute: few to read, and enough that two processes rarely write the same one at once."""
 _MOST_TOPICS = 200
 OTHERS: Topic = ""
 """The name that stands for all topics beyond the first two hundred of a row."""

@@ -394,8 +394,9 @@ def _kind_of(name: str, key: bytes, client: Any) -> dict[str, int]:
     if topic is not None and topic in RESERVED_TOPICS:
         return {_HIDDEN: int(client.hlen(key))} if letter == "b" else {}
     if letter == "g":
-        members = (member.split(b"\0")[1].decode(errors="replace") for member in client.zrange(key, 0, -1))
-        return {"members of groups": sum(topic not in RESERVED_TOPICS for topic in members)}
+        members = client.zrange(key, 0, -1)  # those of live tasks begin with NUL
+        topics = (member.removeprefix(b"\0").split(b"\0")[1].decode(errors="replace") for member in members)
+        return {"members of groups": sum(topic not in RESERVED_TOPICS for topic in topics)}
     if letter in "ni":
         return {}  # a counter, and counts, of each shard
     return {f"keys {letter}:{topic or ''}": 1}

@@ -326,26 +326,24 @@ def _time_of(record: Record) -> Millis:
 
 async def _group(reader: Reader, where: Filter, page: Page, place: Place) -> Found:
     assert where.group is not None
-    group = ("\0" if where.live else "") + where.group
-    prefix = f"{group}\0".encode()
+    prefix = f"{where.group}\0".encode()
     if where.topic is not None:
         prefix += f"{where.topic}\0".encode()
-    after = b"[" + prefix if page.cursor is None else f"({group}\0{place.topic}\0{place.key}".encode()
+    after = b"[" + prefix if page.cursor is None else f"({where.group}\0{place.topic}\0{place.key}".encode()
     # the prefix ends with NUL: all members that begin with it sort before the same prefix with byte 1 in place of NUL
-    before = b"(" + prefix[:-1] + b"\1"
+    before = prefix[:-1] + b"\1"
+    marks = [b"\0"] if where.live else [b""] if where.state is not None else [b"\0", b""]  # NUL: live tasks
+    lists = [(reader.layout.groups(shard), shard, mark) for shard in range(reader.layout.shards) for mark in marks]
     shown: list[tuple[Place, Record]] = []
     while len(shown) <= page.limit:
         count = page.limit + 1 - len(shown)
-        shards = reader.layout.shards
-        share = _share(count, shards)
-        bounds = (after, before, "LIMIT", 0, share)
-        pages = await reader.ask(
-            [(shard, ("ZRANGEBYLEX", reader.layout.groups(shard), *bounds)) for shard in range(shards)]
-        )
-        members: list[bytes] = _merged(pages, share, count)
+        share = _share(count, len(lists))
+        ends = {mark: (after[:1] + mark + after[1:], b"(" + mark + before, "LIMIT", 0, share) for mark in marks}
+        pages = await reader.ask([(shard, ("ZRANGEBYLEX", key, *ends[mark])) for key, shard, mark in lists])
+        members = _merged([[member.removeprefix(b"\0") for member in found] for found in pages], share, count)
         if not members:
             break
-        refs = [_ref_of(member) for member in members]
+        refs = [_ref_of(member) for member in dict.fromkeys(members)]  # twice if its state has changed meanwhile
         for ref, record in zip(refs, await reader.get(refs), strict=True):
             if record is not None and where.admits(record):
                 shown.append((Place("group", ref.topic, ref.key), record))
@@ -354,8 +352,8 @@ async def _group(reader: Reader, where: Filter, page: Page, place: Place) -> Fou
 
 
 def _ref_of(member: bytes) -> Ref:
-    """The task of a group's entry: group NUL topic NUL key, after another NUL in the entries of live tasks."""
-    topic, _, key = text_of(member).removeprefix("\0").partition("\0")[2].partition("\0")
+    """The task of a group's entry: group NUL topic NUL key."""
+    topic, _, key = text_of(member).partition("\0")[2].partition("\0")
     return Ref(topic, key)
 
 

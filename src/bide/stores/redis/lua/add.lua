@@ -47,7 +47,7 @@ local function replace(topic, key, how, known, old, place, reply)
   if not over then put_it, word = taken(how, known, old) end
   if put_it then
     if state <= LEASED then was = unpack_bytes('>I6', old, 21) end
-    leave(topic, key, old)
+    leave(topic, key, old, nil, state)
     if state >= DONE then unkept[#unkept + 1] = topic.name .. '\0' .. key end
   end
   if over then return put_it, state end
@@ -97,7 +97,7 @@ for _, topic in ipairs(topics) do
       if not least or wake < least then least = wake end
       if has(flags, GROUP) ~= 0 then
         local start = has(flags, DEADLINE) ~= 0 and 7 or 1
-        join(topic, key, sub(seed, start + 1, start + byte(seed, start)))
+        join(topic, key, sub(seed, start + 1, start + byte(seed, start)), WAITING)
       end
     end
     place = place + 1

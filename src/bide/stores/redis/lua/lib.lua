@@ -263,21 +263,22 @@ local function after_id(body, tail)
   return sub(body, tail + 1 + (size == 0 and 16 or size))
 end
 
--- The entry of a task in the index of groups. While the task lives, it has a second one there, after a NUL.
-local function group_member(topic, key, group) return group .. '\0' .. topic.name .. '\0' .. key end
-
-local function join(topic, key, group)
-  local count, member = #joined, group_member(topic, key, group)
-  joined[count + 1], joined[count + 2], joined[count + 3], joined[count + 4] = 0, member, 0, '\0' .. member
+-- The entry of a task in the index of groups; that of a live task begins with NUL, so that these stand together.
+local function group_member(topic, key, group, state)
+  return (state <= LEASED and '\0' or '') .. group .. '\0' .. topic.name .. '\0' .. key
 end
 
--- Take a task out of the live members of its group, if it has one; out of all members too, unless it is `kept_there`.
-local function leave(topic, key, body, place, kept_there)
+local function join(topic, key, group, state)
+  local count = #joined
+  joined[count + 1], joined[count + 2] = 0, group_member(topic, key, group, state)
+end
+
+-- Take a task out of the index of groups, if it has a group, or move it to its place there in the state `to`.
+local function leave(topic, key, body, place, state, to)
   if has(byte(body), GROUP) == 0 then return end
   local _, group = parts(body, place or (ran(body)))
-  local member = group_member(topic, key, group)
-  left[#left + 1] = '\0' .. member
-  if not kept_there then left[#left + 1] = member end
+  left[#left + 1] = group_member(topic, key, group, state)
+  if to then join(topic, key, group, to) end
 end
 
 local function bucket(buckets, state)
@@ -316,7 +317,7 @@ local function forget(topic, key, body, state, place)
   topic.deleted[#topic.deleted + 1] = key
   local removed = bucket(topic.removed, state)
   removed[#removed + 1] = key
-  leave(topic, key, body, place)
+  leave(topic, key, body, place, state)
   if state >= DONE then unkept[#unkept + 1] = topic.name .. '\0' .. key end
 end
 
@@ -325,7 +326,7 @@ local function finish(topic, key, old, from, to, body, keep, place)
   if keep <= now then
     forget(topic, key, old, from, place)
   else
-    leave(topic, key, old, place, true)
+    leave(topic, key, old, place, from, to)
     put(topic, key, from, to, body, now)
     kept[#kept + 1] = keep
     kept[#kept + 1] = topic.name .. '\0' .. key
