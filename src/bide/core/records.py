@@ -253,8 +253,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     @property
     def live(self) -> bool:
         """True if only live tasks match."""
-        timed = self.wake_from is not None or self.wake_before is not None
-        return timed or (self.state is not None and self.state.live)
+        return self.wake_from is not None or self.wake_before is not None or bool(self.state and self.state.live)
 
     def admits(self, record: Record) -> bool:
         """True if the task matches."""

@@ -39,9 +39,9 @@ class SettingsStore:
         return await self._add(name, value, OnConflict.REFUSE, until) is Result.CREATED
 
     async def update(self, name: str, change: Callable[[bytes | None], bytes], *, until: Millis = LAST_INSTANT) -> None:
-        """Store what `change` makes of the value (None: there is none). It is called again if another call came first.
+        """Store what `change` makes of the value or of None; it is called again if another call came first.
 
-        No update is lost, but one whose answer is lost may have been made. Two store calls.
+        Two store calls. If this raises, the update may have been made all the same.
         """
         for _ in range(_TRIES):
             old = await self._record(name)

@@ -67,7 +67,7 @@ def test_every_query_is_served_by_an_index(connection: sqlite3.Connection, name:
         ("page_at_instant", "bide_task_time (state=? AND topic=? AND at=? AND rowid>?)"),
         ("page_after_instant", "bide_task_time (state=? AND topic=? AND at>? AND at<?)"),
         ("next_topic_of_state", "bide_task_time (state=? AND topic>?)"),
-        ("page_by_group", "bide_task_group (group_name=? AND topic=? AND key>?)"),
+        ("page_by_ended_group", "bide_task_ended_group (group_name=? AND topic=? AND key>?)"),
         ("page_by_live_group", "bide_task_live_group (group_name=? AND topic=? AND key>?)"),
         ("purge", "bide_task_kept (keep_until<?)"),
         ("counts", "bide_task_time (state=? AND topic=?)"),

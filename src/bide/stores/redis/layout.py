@@ -5,8 +5,7 @@
     {ns}:events       the capped log, and {ns}:event-refs, its index by task
 
     {ns:7}:n          the last token               {ns:7}:t   topics that have tasks here, by head
-    {ns:7}:g          group NUL topic NUL key, of a live task after another NUL
-    {ns:7}:f          retained tasks, by keep_until
+    {ns:7}:g          NUL if live, group NUL topic NUL key   {ns:7}:f   retained tasks, by keep_until
     {ns:7}:i          counts of anomalies          {ns:7}:a:* the last answer of each live caller; expires
     {ns:7}:b:TOPIC    bodies by key
     {ns:7}:w:TOPIC    waiting by wake_at           {ns:7}:l:TOPIC   leased by the end of the lease

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from heapq import merge
+from operator import itemgetter
 from typing import Any, ClassVar, TypeVar
 
 from bide.core.instants import Millis
@@ -39,7 +40,8 @@ class Reads(ABC):
     async def next_topic(self, after: Topic, where: Filter) -> Topic | None:
         """The first topic after `after`, of one group, of the tasks in one state, or of all tasks: one seek."""
         if where.group is not None:
-            rows = await self._call.ask(group_queries(where)[0], group=where.group, topic=after)
+            asked = [await self._call.ask(query, group=where.group, topic=after) for query, _ in group_queries(where)]
+            rows = sorted((row for rows in asked for row in rows), key=itemgetter(0))
         elif where.state is None:
             rows = await self._call.ask("next_topic", topic=after)
         else:
@@ -52,11 +54,10 @@ class Reads(ABC):
     async def by_name(self, topic: Topic, after: str, where: Filter, most: int) -> list[Located]:
         """Read in the order of keys, after the key `after`, from one group or from all tasks."""
         if where.group is None:
-            rows = await self._call.ask("page_by_name", topic=topic, key=after, most=most)
-        else:
-            named = {"group": where.group, "topic": topic, "key": after}
-            rows = await self._call.ask(group_queries(where)[1], **named, most=most)
-        return self._located(rows)
+            return self._located(await self._call.ask("page_by_name", topic=topic, key=after, most=most))
+        named = {"group": where.group, "topic": topic, "key": after, "most": most}
+        pages = [self._located(await self._call.ask(query, **named)) for _, query in group_queries(where)]
+        return merged_by_key(pages)[:most]
 
     @abstractmethod
     async def by_time(
@@ -65,11 +66,18 @@ class Reads(ABC):
         """Read the tasks in one state by time, and by row among equal times, after the position `after`."""
 
 
-def group_queries(where: Filter) -> tuple[str, str]:
-    """The queries for the next topic and for a page of a group: those of its live members, if only these match."""
-    if where.live:
-        return "next_topic_of_live_group", "page_by_live_group"
-    return "next_topic_of_group", "page_by_group"
+LIVE_GROUP = ("next_topic_of_live_group", "page_by_live_group")
+ENDED_GROUP = ("next_topic_of_ended_group", "page_by_ended_group")
+
+
+def group_queries(where: Filter) -> Sequence[tuple[str, str]]:
+    """The queries for the next topic and for a page of a group, of those of its live and ended members that match."""
+    return [LIVE_GROUP] if where.live else [LIVE_GROUP, ENDED_GROUP] if where.state is None else [ENDED_GROUP]
+
+
+def merged_by_key(pages: Sequence[list[Located]]) -> list[Located]:
+    """Pages of one topic by key, as one."""
+    return pages[0] if len(pages) == 1 else list(merge(*pages, key=lambda found: found[1].key))
 
 
 class ServerReads(Reads):

@@ -23,7 +23,7 @@ from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Ta
 from bide.ports import COUNTED
 from bide.stores.cursors import read_cursor
 from bide.stores.named_queries import read_queries, read_statements
-from bide.stores.sql.reading import Located, Reads, at_once, count_of, group_queries, read_page
+from bide.stores.sql.reading import Located, Reads, at_once, count_of, group_queries, merged_by_key, read_page
 from bide.stores.sql.rows import CODES, COLUMNS, PAYLOAD, ROW, STATE, STATES, Row, record_of
 from bide.stores.sqlite.connection import code_of
 
@@ -214,7 +214,8 @@ class SqliteReads(Reads):
     async def next_topic(self, after: Topic, where: Filter) -> Topic | None:
         query: tuple[str, tuple[Any, ...]] = "next_topic", (after,)
         if where.group is not None:
-            query = group_queries(where)[0], (where.group, after)
+            asked = (self._call.execute(QUERIES[query], (where.group, after)) for query, _ in group_queries(where))
+            return min((topic for rows in asked for (topic,) in rows if topic is not None), default=None)
         elif where.state is not None:
             query = "next_topic_of_state", (CODES[where.state], after)
         topic: Topic | None = self._call.execute(QUERIES[query[0]], query[1]).fetchone()[0]
@@ -223,7 +224,10 @@ class SqliteReads(Reads):
     async def by_name(self, topic: Topic, after: str, where: Filter, most: int) -> list[Located]:
         if where.group is None:
             return read_tasks(self._call, QUERIES["page_by_name"], (topic, after, most))
-        return read_tasks(self._call, QUERIES[group_queries(where)[1]], (where.group, topic, after, most))
+        named = where.group, topic, after, most
+        return merged_by_key([read_tasks(self._call, QUERIES[query], named) for _, query in group_queries(where)])[
+            :most
+        ]
 
     async def by_time(
         self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int

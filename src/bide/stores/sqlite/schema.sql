@@ -43,11 +43,10 @@ CREATE INDEX bide_task_time ON bide_task (state, topic, at)
 -- The tasks that purge may forget: only ended tasks have a keep_until.
 CREATE INDEX bide_task_kept ON bide_task (keep_until) WHERE keep_until IS NOT NULL
 --;
--- The members of a group.
-CREATE INDEX bide_task_group ON bide_task (group_name, topic, key) WHERE group_name IS NOT NULL
---;
--- Its live members: those that have ended may be many.
+-- The live members of a group, and those that have ended, which may be many.
 CREATE INDEX bide_task_live_group ON bide_task (group_name, topic, key) WHERE group_name IS NOT NULL AND state < 2
+--;
+CREATE INDEX bide_task_ended_group ON bide_task (group_name, topic, key) WHERE group_name IS NOT NULL AND state >= 2
 --;
 -- One row: the last fencing token that was given out.
 CREATE TABLE bide_token (one INTEGER PRIMARY KEY CHECK (one = 1), last INTEGER NOT NULL) STRICT

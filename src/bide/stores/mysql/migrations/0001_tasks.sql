@@ -70,8 +70,7 @@ CREATE TABLE IF NOT EXISTS {grouped} (
     `key`      varbinary(200) NOT NULL,
     ended      tinyint NOT NULL,
     PRIMARY KEY (`row`),
-    KEY name (group_name, topic, `key`),
-    KEY live (group_name, ended, topic, `key`)
+    KEY name (group_name, ended, topic, `key`)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
 --;
 -- The ended tasks, by the end of their retention. If the task has begun another life since, its row says so, and the
