@@ -219,13 +219,13 @@ class History:
 
     async def _write(self, minute: int, counts: MinuteRow) -> None:
         """Add these counts to a row of the minute, or keep them for a later write."""
+        name = f"{_PREFIX}{minute}:{self._row}"
 
         def added(old: bytes | None) -> bytes:
             row = MinuteRow() if old is None else _readable(name, old) or MinuteRow()
             row.add(counts, _MOST_TOPICS)
             return _encode(row)
 
-        name = f"{_PREFIX}{minute}:{self._row}"
         try:
             await self._kept.update(name, added, until=(minute + 1) * MINUTE + KEPT)
         except BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from heapq import merge
+from itertools import islice
 from operator import itemgetter
 from typing import Any, ClassVar, TypeVar
 
@@ -57,7 +58,7 @@ class Reads(ABC):
             return self._located(await self._call.ask("page_by_name", topic=topic, key=after, most=most))
         named = {"group": where.group, "topic": topic, "key": after, "most": most}
         pages = [self._located(await self._call.ask(query, **named)) for _, query in group_queries(where)]
-        return merged_by_key(pages)[:most]
+        return merged_by_key(pages, most)
 
     @abstractmethod
     async def by_time(
@@ -66,18 +67,18 @@ class Reads(ABC):
         """Read the tasks in one state by time, and by row among equal times, after the position `after`."""
 
 
-LIVE_GROUP = ("next_topic_of_live_group", "page_by_live_group")
-ENDED_GROUP = ("next_topic_of_ended_group", "page_by_ended_group")
+_LIVE = ("next_topic_of_live_group", "page_by_live_group")
+_ENDED = ("next_topic_of_ended_group", "page_by_ended_group")
 
 
 def group_queries(where: Filter) -> Sequence[tuple[str, str]]:
     """The queries for the next topic and for a page of a group, of those of its live and ended members that match."""
-    return [LIVE_GROUP] if where.live else [LIVE_GROUP, ENDED_GROUP] if where.state is None else [ENDED_GROUP]
+    return [_LIVE] if where.live else [_LIVE, _ENDED] if where.state is None else [_ENDED]
 
 
-def merged_by_key(pages: Sequence[list[Located]]) -> list[Located]:
-    """Pages of one topic by key, as one."""
-    return pages[0] if len(pages) == 1 else list(merge(*pages, key=lambda found: found[1].key))
+def merged_by_key(pages: Sequence[list[Located]], most: int) -> list[Located]:
+    """The first `most` tasks of pages of one topic, each by key and with at most so many."""
+    return pages[0] if len(pages) == 1 else list(islice(merge(*pages, key=lambda found: found[1].key), most))
 
 
 class ServerReads(Reads):

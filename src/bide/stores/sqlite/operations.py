@@ -91,17 +91,8 @@ class UnitOfWork:
     """
 
     __slots__ = (
-        "_fault",
-        "_head",
-        "_last",
-        "_stored",
-        "_taken",
-        "_waiting",
-        "_writer",
-        "cursor",
-        "payload_bytes",
-        "wakes",
-    )
+        "_fault", "_head", "_last", "_stored", "_taken", "_waiting", "_writer", "cursor", "payload_bytes", "wakes",
+    )  # fmt: skip
 
     def __init__(
         self, cursor: sqlite3.Cursor, *, fault: Fault | None = None, writer: int = 0, others: bool = False

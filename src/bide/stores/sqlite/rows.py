@@ -212,22 +212,20 @@ class SqliteReads(Reads):
     """Reads by a cursor, which never waits: `at_once` runs it."""
 
     async def next_topic(self, after: Topic, where: Filter) -> Topic | None:
-        query: tuple[str, tuple[Any, ...]] = "next_topic", (after,)
+        asked: list[tuple[str, tuple[Any, ...]]] = [("next_topic", (after,))]
         if where.group is not None:
-            asked = (self._call.execute(QUERIES[query], (where.group, after)) for query, _ in group_queries(where))
-            return min((topic for rows in asked for (topic,) in rows if topic is not None), default=None)
+            asked = [(query, (where.group, after)) for query, _ in group_queries(where)]
         elif where.state is not None:
-            query = "next_topic_of_state", (CODES[where.state], after)
-        topic: Topic | None = self._call.execute(QUERIES[query[0]], query[1]).fetchone()[0]
-        return topic
+            asked = [("next_topic_of_state", (CODES[where.state], after))]
+        found = [self._call.execute(QUERIES[query], values).fetchone()[0] for query, values in asked]
+        return min((topic for topic in found if topic is not None), default=None)
 
     async def by_name(self, topic: Topic, after: str, where: Filter, most: int) -> list[Located]:
         if where.group is None:
             return read_tasks(self._call, QUERIES["page_by_name"], (topic, after, most))
         named = where.group, topic, after, most
-        return merged_by_key([read_tasks(self._call, QUERIES[query], named) for _, query in group_queries(where)])[
-            :most
-        ]
+        pages = [read_tasks(self._call, QUERIES[query], named) for _, query in group_queries(where)]
+        return merged_by_key(pages, most)
 
     async def by_time(
         self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int
