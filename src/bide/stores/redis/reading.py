@@ -337,7 +337,7 @@ async def _group(reader: Reader, where: Filter, page: Page, place: Place) -> Fou
     shown: list[tuple[Place, Record]] = []
     while len(shown) <= page.limit:
         count = page.limit + 1 - len(shown)
-        share = _share(count, len(lists))
+        share = _share(count, reader.layout.shards)  # of each list: most groups are all live, or all ended
         ends = {mark: (after[:1] + mark + after[1:], b"(" + mark + before, "LIMIT", 0, share) for mark in marks}
         pages = await reader.ask([(shard, ("ZRANGEBYLEX", key, *ends[mark])) for key, shard, mark in lists])
         members = _merged([[member.removeprefix(b"\0") for member in found] for found in pages], share, count)
