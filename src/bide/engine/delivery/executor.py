@@ -146,6 +146,8 @@ class TopicExecutor:
         self.route = route
         self.backlogged = False
         """True if the store may have due tasks for which there was no room."""
+        self.unasked = False
+        """True if the topic was not asked about for want of room, so that it is when a slot is freed."""
         self.occupied = 0
         self.running: dict[Delivery, None] = {}
         """In the order in which they began. The order of a set would vary, and a run could not be reproduced."""

@@ -57,7 +57,8 @@ class Waker:
         self._cap = cap / 1000
         self._loop = asyncio.get_running_loop()
         self._notified: Millis | None = None
-        self._kicked = False
+        self.kicked = False
+        """True after a kick until the next lease."""
         self._sleeper: asyncio.Future[None] | None = None
         self._alarm: LoopAlarm | DescriptorAlarm | None = None
         self._wake: Millis | None = None
@@ -71,7 +72,7 @@ class Waker:
 
     def kick(self) -> None:
         """End the sleep now, because a slot is free or the loop is to stop."""
-        self._kicked = True
+        self.kicked = True
         self._end()
 
     def notify(self, wake: Millis) -> None:
@@ -88,7 +89,7 @@ class Waker:
     def forget(self) -> None:
         """Drop the notifications so far. Call it just before a lease is sent, since that lease sees their tasks."""
         self._notified = None
-        self._kicked = False
+        self.kicked = False
         self._asked_at = self._loop.time()
 
     def look_by(self, at: float) -> None:
@@ -105,7 +106,7 @@ class Waker:
         asked_at, self._asked_at = self._asked_at, None
         look_by, self._look_by = self._look_by, inf
         await asyncio.sleep(0)  # leased tasks begin first: a handler that blocks would hold up the next lease
-        if self._kicked:
+        if self.kicked:
             return
         notified = self._notified
         self._by_notification = notified is not None and (wake is None or notified < wake)
@@ -119,7 +120,7 @@ class Waker:
             self._sleeper = None
             if self._alarm is not None:
                 self._alarm.cancel()
-        if not self._kicked:
+        if not self.kicked:
             self._count()
 
     def record_miss(self, planned: Millis, now: Millis) -> None:

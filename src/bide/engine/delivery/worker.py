@@ -256,7 +256,7 @@ class Worker(LeaseLoop):
                 if topic in paused:
                     wakes.drop(topic)
                 elif executor.free <= 0:
-                    executor.backlogged = True
+                    executor.backlogged = executor.unasked = True
                     wakes.drop(topic)
                 else:
                     found[topic] = executor
@@ -340,15 +340,16 @@ class Worker(LeaseLoop):
         if executor is not None and executor.free > 0:
             super()._on_wake(topic, self._topic_wakes.note(topic, wake))
         elif executor is not None and topic not in self.pause_gate.topics:
-            executor.backlogged = True
+            executor.backlogged = executor.unasked = True
 
     def _freed(self, executor: TopicExecutor) -> None:
         """Lease again for a freed slot if there may be a task for it."""
         if not executor.occupied:
             self._busy.pop(executor.route.topic, None)
-        if executor.backlogged and executor.free == 1:  # while it had no room, the topic was not asked about
+        if executor.unasked:
+            executor.unasked = False
             self._topic_wakes.note(executor.route.topic)
-        if executor.backlogged or self._short or self._emptied:
+        if (executor.backlogged or self._short or self._emptied) and not self._waker.kicked:
             self._waker.kick()
 
     def _has_backlog(self) -> bool:
