@@ -17,8 +17,10 @@ share the rest equally, starting with the one that runs least. The sum never exc
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush
+from itertools import islice, takewhile
 from math import inf
 from typing import Protocol
 from zlib import crc32
@@ -32,7 +34,7 @@ TURN: Millis = 10
 _LAST_TURN = 5
 _MOST_NOTED = 16
 """With so many wakes noted of a topic, no message keeps the worker from asking about it."""
-MOST_LOOKS = 512
+MOST_LOOKS = 1024
 """The most topics to look at in one call: a due topic waits for it."""
 _FEW_LOOKS = 8
 """The most topics for which a look also requests tasks. Of many it reads the heads, which is cheaper."""
@@ -88,12 +90,8 @@ class TopicWakes:
         self._by_wake: list[tuple[Millis, Topic]] = []
         """A heap. An entry counts only if it is the topic's present wake."""
         self._due: dict[Topic, None] = {}
-        self._looks = dict.fromkeys(topics, -inf)
-        """When to look at the latest, by the loop's time."""
-        self._entries = dict(self._looks)
-        """The time of the entry that counts for each topic in the heap of looks, not later than its look."""
-        self._by_look = [(-inf, topic) for topic in self._looks]
-        heapify(self._by_look)
+        self._looks = OrderedDict.fromkeys(topics, -inf)
+        """When to look at each topic at the latest, by the loop's time, and in its order."""
         self._window = self._cap / 2
         """Looks that are due within this time are made together."""
         self._first_pause = min(self._cap, self._cap * MOST_LOOKS / max(1, len(self._looks)))
@@ -148,29 +146,20 @@ class TopicWakes:
 
     def take_looks(self) -> list[Topic]:
         """The topics to look at now, the longest unseen first; the time of their next look is set."""
-        found: list[Topic] = []
         now = self._loop.time()
-        if self.next_look() <= now:
-            while self.next_look() <= now + self._window and len(found) < MOST_LOOKS:
-                at, topic = self._by_look[0]
-                found.append(topic)
-                self._looks[topic] = now + (self._cap if at > -inf else self._first_pause)
-            if len(found) == MOST_LOOKS:
-                self._first_pause = min(self._cap, self._first_pause + self._cap * MOST_LOOKS / len(self._looks))
-        return found
+        if self.next_look() > now:
+            return []
+        found = [*islice(takewhile(lambda look: look[1] <= now + self._window, self._looks.items()), MOST_LOOKS)]
+        for topic, at in found:
+            self._looks[topic] = now + (self._cap if at > -inf else self._first_pause)
+            self._looks.move_to_end(topic)
+        if len(found) == MOST_LOOKS:
+            self._first_pause = min(self._cap, self._first_pause + self._cap * MOST_LOOKS / len(self._looks))
+        return [topic for topic, _ in found]
 
     def next_look(self) -> float:
         """The time of the next look, by the loop's time; infinite without topics."""
-        while self._by_look:
-            at, topic = self._by_look[0]
-            if at != self._entries[topic]:
-                heappop(self._by_look)
-            elif at < self._looks[topic]:  # the topic has been asked about since
-                self._entries[topic] = self._looks[topic]
-                heapreplace(self._by_look, (self._looks[topic], topic))
-            else:
-                return at
-        return inf
+        return next(iter(self._looks.values()), inf)
 
     def next_wake(self) -> Millis | None:
         """The next wake after those that are due; None: there is none."""
@@ -186,8 +175,8 @@ class TopicWakes:
         look = self._loop.time() + self._cap
         for topic in topics:
             self.drop(topic)
-            if self._looks[topic] < look - self._cap / 16:  # each change costs a step in the heap
-                self._looks[topic] = look
+            self._looks[topic] = look
+            self._looks.move_to_end(topic)
 
     def drop(self, topic: Topic) -> None:
         """Forget what was noted of the topic, because it is paused or has no room."""
@@ -202,12 +191,10 @@ class TopicWakes:
             self.note(topic, head, behind=None if topic in mine else 0)
         if leased.again_by is not None:
             seconds = max(0.0, (leased.again_by - leased.now) / 1000)
-            self._window, look = min(self._cap, seconds) / 2, self._loop.time() + seconds
+            self._window, look = min(self._cap, seconds) / 2, min(self.next_look(), self._loop.time() + seconds)
             for topic in topics if seconds < self._cap else ():
-                self._looks[topic] = min(look, self._looks[topic])
-                if self._looks[topic] < self._entries[topic]:
-                    self._entries[topic] = self._looks[topic]
-                    heappush(self._by_look, (self._looks[topic], topic))
+                self._looks[topic] = look
+                self._looks.move_to_end(topic, last=False)
 
 
 class TopicSlots(Protocol):

@@ -13,6 +13,7 @@ import logging
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple
@@ -485,7 +486,7 @@ class _Writes:
 
 _log = logging.getLogger("bide.sqlite")
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[str])
+_decode_topics = lru_cache(1024)(msgspec.msgpack.Decoder(list[str]).decode)  # every two seconds the same
 
 
 def record(work: UnitOfWork, events: Sequence[Event], kept: int) -> None:
@@ -539,6 +540,6 @@ def announce(
 def _topics_of(packed: bytes) -> list[Topic]:
     """The topics of a row; empty if no worker wrote it."""
     try:
-        return _decoder.decode(packed)
+        return _decode_topics(packed)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError):
         return []
