@@ -132,14 +132,18 @@ class Listening(SuiteBase):
         wakes, workers = rival.features.wakes, store.features.workers
         if not self.tells_what_is_taken or wakes is None or workers is None:
             pytest.skip("this store does not tell what is taken")
+        woken: list[Millis] = []
         heard: list[tuple[str, Millis, Millis]] = []
         listening = await wakes.listen(
-            ["t"], lambda topic, wake: None, lambda topic, by, head, holder: heard.append((topic, by, head))
+            ["t"],
+            lambda topic, wake: woken.append(wake),
+            lambda topic, by, head, holder: heard.append((topic, by, head)),
         )
         for holder in ("w", "other"):
             await workers.announce(holder, ["t"], NOW + HOUR, now=NOW)
         try:
             await put(store, new("k", due=At(NOW + 1)), new("l", due=At(NOW + 2)), new("later", due=At(NOW + SECOND)))
+            await until(lambda: bool(woken), "a notification: before it a listener may not have begun")
             now = NOW + 3
             for want in (1, 2):  # the first leaves one due, and tells nothing
                 await store.lease({"t": want}, now=now, until=now + LEASE, holder="w")
