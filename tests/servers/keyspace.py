@@ -15,13 +15,19 @@ def delete_keys(url: str, part: str) -> int:
     `url` is redis://HOST:PORT/DB, redis+cluster://HOST:PORT,HOST:PORT or redis+sentinel://HOST:PORT,.../SERVICE/DB,
     each with user:password@ where one is needed. Raises RedisError.
     """
-    with _client(url) as client:
-        keys = list(client.scan_iter(match=f"*{part}*", count=1_000))
-        # one by one, since a cluster takes several keys in one command only if they share a slot
-        return sum(client.unlink(key) for key in keys)
+    with client_of(url) as client:
+        return delete_by(client, part)
 
 
-def _client(url: str) -> Any:
+def delete_by(client: Any, part: str) -> int:
+    """See `delete_keys`. `client`: of `client_of`."""
+    with client.pipeline(transaction=False) as deleting:
+        for key in client.scan_iter(match=f"*{part}*", count=1_000):
+            deleting.unlink(key)  # one by one, since a cluster takes several keys only if they share a slot
+        return sum(deleting.execute())
+
+
+def client_of(url: str) -> Any:
     split = urlsplit(url)
     login, _, hosts = split.netloc.rpartition("@")
     user, _, password = map(unquote, login.partition(":"))
