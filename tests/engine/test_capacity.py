@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,7 +13,8 @@ from tests.waiting import elapse
 
 from bide import SystemClock, Task
 from bide.core.instants import NEVER, Millis
-from bide.engine.delivery.lease_plan import TURN, TopicWakes, kept_back, slots_to_lease
+from bide.core.records import Leased
+from bide.engine.delivery.lease_plan import MOST_LOOKS, TURN, TopicWakes, kept_back, slots_to_lease
 
 
 class Held(NamedTuple):
@@ -65,6 +67,20 @@ async def test_whoever_waits_has_its_turn(slots: int, topics: int, backlogged: b
             wakes.note(name)
         had.update(got)
     assert had == set(names)
+
+
+@pytest.mark.parametrize("again_by", [None, 1, 50_000])
+async def test_each_of_many_topics_is_looked_at_once_however_soon_the_store_wants_to_be_asked(
+    again_by: Millis | None,
+) -> None:
+    names = [f"t{number}" for number in range(3 * MOST_LOOKS)]
+    wakes, seen = TopicWakes(names, SystemClock(), 60_000, "w"), Counter[str]()
+    for _ in range(3):
+        looks = wakes.take_looks()
+        wakes.asking(looks)
+        wakes.answered(looks, Leased([], {}, 0, again_by=again_by))
+        seen.update(looks)
+    assert seen == dict.fromkeys(names, 1)
 
 
 HELPERS = [f"worker {number}" for number in range(7)]

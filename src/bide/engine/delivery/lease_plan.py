@@ -19,9 +19,9 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heappush
-from itertools import islice, takewhile
+from heapq import heapify, heappop, heappush, merge
 from math import inf
+from operator import itemgetter
 from typing import Protocol
 from zlib import crc32
 
@@ -92,6 +92,8 @@ class TopicWakes:
         self._due: dict[Topic, None] = {}
         self._looks = OrderedDict.fromkeys(topics, -inf)
         """When to look at each topic at the latest, by the loop's time, and in its order."""
+        self._again = OrderedDict[Topic, float]()
+        """The same, of the topics about which the store wants to be asked earlier."""
         self._window = self._cap / 2
         """Looks that are due within this time are made together."""
         self._first_pause = min(self._cap, self._cap * MOST_LOOKS / max(1, len(self._looks)))
@@ -149,17 +151,25 @@ class TopicWakes:
         now = self._loop.time()
         if self.next_look() > now:
             return []
-        found = [*islice(takewhile(lambda look: look[1] <= now + self._window, self._looks.items()), MOST_LOOKS)]
-        for topic, at in found:
-            self._looks[topic] = now + (self._cap if at > -inf else self._first_pause)
-            self._looks.move_to_end(topic)
+        found: dict[Topic, float] = {}
+        for topic, at in merge(self._again.items(), self._looks.items(), key=itemgetter(1)):
+            if at > now + self._window or len(found) == MOST_LOOKS:
+                break
+            found.setdefault(topic, at)
+        for topic, at in found.items():
+            self._look_at(topic, now + (self._cap if at > -inf else self._first_pause))
         if len(found) == MOST_LOOKS:
             self._first_pause = min(self._cap, self._first_pause + self._cap * MOST_LOOKS / len(self._looks))
-        return [topic for topic, _ in found]
+        return list(found)
+
+    def _look_at(self, topic: Topic, at: float) -> None:
+        self._again.pop(topic, None)
+        self._looks[topic] = at
+        self._looks.move_to_end(topic)
 
     def next_look(self) -> float:
         """The time of the next look, by the loop's time; infinite without topics."""
-        return next(iter(self._looks.values()), inf)
+        return min(next(iter(looks.values()), inf) for looks in (self._looks, self._again))
 
     def next_wake(self) -> Millis | None:
         """The next wake after those that are due; None: there is none."""
@@ -175,8 +185,7 @@ class TopicWakes:
         look = self._loop.time() + self._cap
         for topic in topics:
             self.drop(topic)
-            self._looks[topic] = look
-            self._looks.move_to_end(topic)
+            self._look_at(topic, look)
 
     def drop(self, topic: Topic) -> None:
         """Forget what was noted of the topic, because it is paused or has no room."""
@@ -191,10 +200,9 @@ class TopicWakes:
             self.note(topic, head, behind=None if topic in mine else 0)
         if leased.again_by is not None:
             seconds = max(0.0, (leased.again_by - leased.now) / 1000)
-            self._window, look = min(self._cap, seconds) / 2, min(self.next_look(), self._loop.time() + seconds)
-            for topic in topics if seconds < self._cap else ():
-                self._looks[topic] = look
-                self._looks.move_to_end(topic, last=False)
+            self._window = min(self._cap, seconds) / 2
+            if seconds < self._cap:
+                self._again |= dict.fromkeys(topics, self._loop.time() + seconds)
 
 
 class TopicSlots(Protocol):
