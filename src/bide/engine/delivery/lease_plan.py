@@ -91,7 +91,8 @@ class TopicWakes:
         """A heap. An entry counts only if it is the topic's present wake."""
         self._due: dict[Topic, None] = {}
         self._looks = OrderedDict.fromkeys(topics, -inf)
-        """When to look at each topic at the latest, by the loop's time, and in its order."""
+        """When to look at each topic, by the loop's time, and in its order. At first a topic may stand behind later
+        ones; still none waits longer than `cap` after its last look."""
         self._again = OrderedDict[Topic, float]()
         """The same, of the topics about which the store wants to be asked earlier."""
         self._window = self._cap / 2
