@@ -91,14 +91,11 @@ class TopicWakes:
         """A heap. An entry counts only if it is the topic's present wake."""
         self._due: dict[Topic, None] = {}
         self._looks = OrderedDict.fromkeys(topics, -inf)
-        """When to look at each topic, by the loop's time, and in its order. At first a topic may stand behind later
-        ones; still none waits longer than `cap` after its last look."""
+        """When to look at each topic at the latest, by the loop's time, and in its order."""
         self._again = OrderedDict[Topic, float]()
         """The same, of the topics about which the store wants to be asked earlier."""
         self._window = self._cap / 2
         """Looks that are due within this time are made together."""
-        self._first_pause = min(self._cap, self._cap * MOST_LOOKS / max(1, len(self._looks)))
-        """From a topic's first look to its second. The first looks are made at once, and the later ones spread."""
 
     def note(self, topic: Topic, wake: Millis = _AT_ONCE, *, behind: int | None = 0) -> Millis:
         """Note that a task of the topic wakes at `wake`, or that there may be due ones. It can only bring forward.
@@ -152,15 +149,13 @@ class TopicWakes:
         now = self._loop.time()
         if self.next_look() > now:
             return []
-        found: dict[Topic, float] = {}
+        found: dict[Topic, None] = {}
         for topic, at in merge(self._again.items(), self._looks.items(), key=itemgetter(1)):
             if at > now + self._window or len(found) == MOST_LOOKS:
                 break
-            found.setdefault(topic, at)
-        for topic, at in found.items():
-            self._look_at(topic, now + (self._cap if at > -inf else self._first_pause))
-        if len(found) == MOST_LOOKS:
-            self._first_pause = min(self._cap, self._first_pause + self._cap * MOST_LOOKS / len(self._looks))
+            found[topic] = None
+        for topic in found:
+            self._look_at(topic, now + self._cap)
         return list(found)
 
     def _look_at(self, topic: Topic, at: float) -> None:
