@@ -31,7 +31,7 @@ def connection(request: pytest.FixtureRequest) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as opened:
         database.prepare(opened, ":memory:")
         if request.param == "analysed":
-            rows = [("t", f"key {number}", number % 7, 0, number, 0, None, "id", "one group", b"", b"")
+            rows = [("t", f"key {number}", number % 7, 0, number, 0, None, "id", "one group", b"", None, b"")
                     for number in range(5_000)]  # fmt: skip
             opened.executemany(QUERIES["insert_task"], rows)
             opened.execute("ANALYZE")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 from contextlib import closing
@@ -16,7 +17,21 @@ from bide.core.records import Filter, Move, OutcomeKind, Ref, Result
 from bide.stores.batches import AT_ONCE
 from bide.stores.sqlite import SqliteStore, connection, operations
 from bide.stores.sqlite.connection import WriteLock
-from bide.testing.store_suite.base import NOW, SECOND, done, lease, listed, look, new, put, put_one, see, settle, take
+from bide.testing.store_suite.base import (
+    NOW,
+    SECOND,
+    done,
+    hold,
+    lease,
+    listed,
+    look,
+    new,
+    put,
+    put_one,
+    see,
+    settle,
+    take,
+)
 
 
 async def points_of(path: str) -> tuple[SqliteStore, list[str]]:
@@ -224,6 +239,16 @@ async def test_large_payloads_are_added_and_leased_by_1_mib_oldest_first(path: s
     await store.close()
     at_one_instant = sorted(["4", *(task.key for task in lost)])
     assert [*taken[:4], *sorted(taken[4:13]), *taken[13:]] == ["0", "1", "2", "3", *at_one_instant, "5", "6", "7"]
+
+
+async def test_a_lease_does_not_write_payloads_again(store: SqliteStore, path: str) -> None:
+    """P11: since the row keeps its length, SQLite writes only the pages that differ."""
+    await store.add([new(str(number), payload=bytes(100 * 1024)) for number in range(8)], now=NOW)
+    with closing(sqlite3.connect(path)) as own:
+        own.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    leased = (await lease(store, 8)).tasks
+    assert await store.extend([hold(task) for task in leased], now=NOW, until=NOW + 9 * SECOND) == [True] * 8
+    assert os.stat(f"{path}-wal").st_size < 100 * 1024
 
 
 async def test_a_point_that_raises_undoes_everything(path: str) -> None:

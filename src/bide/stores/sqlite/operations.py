@@ -58,6 +58,7 @@ from bide.stores.sqlite.rows import (
     get_tasks,
     mended,
     read_rows,
+    spare,
 )
 
 A = TypeVar("A")
@@ -201,7 +202,7 @@ def add(work: UnitOfWork, tasks: Sequence[NewTask], now: Millis) -> list[Answer]
         answers.append(answer)
         rows.append(
             (born.topic, born.key, born.wake_at, born.due_at, token, born.created_at, born.deadline, born.id,
-             born.group, born.options, born.payload)
+             born.group, born.options, spare(born.payload), born.payload)
         )  # fmt: skip
     work.used_token(token)
     inserted = work.cursor.executemany(QUERIES["insert_task"], rows).rowcount
@@ -282,14 +283,14 @@ def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Mill
             token = next_token(token, now)
             record = lifecycle.lease(record_of(row), now, until, holder, token)
             tasks.append(record)
-            updates.append((until, record.planned_at, record.attempt, record.losses, token, holder, row[ROW]))
+            left = spare(record.payload, holder)
+            updates.append((until, record.planned_at, record.attempt, record.losses, token, holder, left, row[ROW]))
             room -= len(record.payload)
         if rows:
             work.used_token(token)
     work.point("lease:selected")
     if updates:
         work.cursor.executemany(QUERIES["lease_task"], updates)
-        work.payload_bytes += TOGETHER - room
         work.point("lease:updated")
     leased = Leased(tasks, heads(work, asking), now)
     work.leased(wants, leased)
@@ -325,7 +326,7 @@ def _set_aside(work: UnitOfWork, row: Row, flaw: str, now: Millis) -> None:
 
 def _put_values(record: Record, row: int) -> tuple[Any, ...]:
     """The values for the query `put_task`: everything except topic and key."""
-    return (*values_of(record, record.error)[2:], row)
+    return (*values_of(record, record.error)[2:], spare(record.payload, record.holder), row)
 
 
 def heads(work: UnitOfWork, topics: Iterable[Topic]) -> dict[Topic, Millis]:

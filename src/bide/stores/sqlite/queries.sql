@@ -5,8 +5,8 @@
 -- The optimistic form: existing rows are left alone, and the row count shows whether there were any.
 INSERT INTO bide_task (
     topic, key, state, at, due_at, token, planned_at, attempt, failures, losses, created_at, deadline, id,
-    group_name, options, payload
-) VALUES (?, ?, 0, ?, ?, ?, 0, 0, 0, 0, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
+    group_name, options, spare, payload
+) VALUES (?, ?, 0, ?, ?, ?, 0, 0, 0, 0, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
 
 -- name: task_by_name
 SELECT {record} FROM bide_task WHERE topic = ? AND key = ?
@@ -20,7 +20,7 @@ SELECT {record} FROM bide_task WHERE topic = ? AND key IN (SELECT value FROM jso
 UPDATE bide_task SET
     id = ?, group_name = ?, state = ?, due_at = ?, at = ?, planned_at = ?, attempt = ?, failures = ?, losses = ?,
     token = ?, holder = ?, payload = ?, options = ?, deadline = ?, error = ?, created_at = ?, woke_at = ?,
-    keep_until = ?
+    keep_until = ?, spare = ?
 WHERE row = ?
 
 -- name: move_task
@@ -42,7 +42,7 @@ WHERE topic = ? AND state = 1 AND at <= ? ORDER BY at LIMIT ?
 
 -- name: lease_task
 UPDATE bide_task SET
-    state = 1, at = ?, planned_at = ?, attempt = ?, losses = ?, token = ?, holder = ?
+    state = 1, at = ?, planned_at = ?, attempt = ?, losses = ?, token = ?, holder = ?, spare = ?
 WHERE row = ?
 
 -- name: heads

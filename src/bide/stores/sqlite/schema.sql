@@ -8,6 +8,8 @@
 -- state: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead.
 -- at: the wake_at of a live task, the finished_at of an ended one; woke_at: the last wake_at of an ended task.
 -- The long columns come last, so that a read of the other columns stops early.
+-- spare: of a row with a large payload, as many zero bytes as a lease adds to the other columns. Since the lease takes
+-- them away, the row keeps its length, and SQLite writes only the pages that differ, and not the payload again.
 CREATE TABLE bide_task (
     row         INTEGER PRIMARY KEY,
     topic       TEXT NOT NULL,
@@ -28,6 +30,7 @@ CREATE TABLE bide_task (
     group_name  TEXT,
     holder      TEXT,
     error       TEXT,
+    spare       BLOB,
     options     BLOB NOT NULL,
     payload     BLOB NOT NULL
 ) STRICT
