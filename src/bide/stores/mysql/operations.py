@@ -102,6 +102,10 @@ _WRITES: Mapping[str, Callable[..., Code]] = {
 """The queries for a batch's gathered writes, in the order of sending, with the functions that write their rows."""
 
 
+_KEPT = Code(b"'', '', NULL")
+"""The options, payload and group in `put_tasks`, which does not write them."""
+
+
 class MySqlBatch(Batch):
     """See `sql.operations`."""
 
@@ -146,7 +150,8 @@ class MySqlBatch(Batch):
         self.waiting.append(record)
         if record.group != found.record.group and found.record.group is not None:
             self._rows["leave_groups"].append(row)
-        self._join(found, record)
+        if record.group is not None:
+            self._join(found, record)
 
     def put_or_forget(self, found: Found, record: Record, *, moved: bool = False) -> None:
         row = found.row
@@ -155,8 +160,9 @@ class MySqlBatch(Batch):
             if record.group is not None:
                 self._rows["leave_groups"].append(row)
             return
-        self._rows["put_tasks"].append((*settled_values(row, record), b"", b"", None))
-        self._join(found, record)
+        self._rows["put_tasks"].append((*settled_values(row, record), _KEPT))
+        if record.group is not None:
+            self._join(found, record)
         if record.keep_until is not None:
             self._rows["keep_tasks"].append((record.keep_until, row))
         if record.state is State.WAITING:
@@ -164,9 +170,9 @@ class MySqlBatch(Batch):
 
     def _join(self, found: Found, record: Record) -> None:
         """Write which group the task belongs to, and whether it lives, if that has changed."""
-        old, group = found.record, record.group
-        if group is not None and (old is None or (old.group, old.state.live) != (group, record.state.live)):
-            self._rows["join_groups"].append((found.row, group, record.topic, record.key, int(not record.state.live)))
+        old, joins = found.record, (record.group, record.state.live)
+        if old is None or (old.group, old.state.live) != joins:
+            self._rows["join_groups"].append((found.row, record.group, record.topic, record.key, int(not joins[1])))
 
     async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
         """Leave the insertion to the packet with the other writes."""
