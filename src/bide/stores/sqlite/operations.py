@@ -58,7 +58,6 @@ from bide.stores.sqlite.rows import (
     get_tasks,
     mended,
     read_rows,
-    spare,
 )
 
 A = TypeVar("A")
@@ -82,7 +81,7 @@ _ANY_TOPIC: Topic = ""
 KEEP_DAMAGED: Millis = 14 * 86_400_000
 """How long a task that was set aside is kept: the default retention of dead tasks."""
 
-_by_at, _topic, _payload = itemgetter(AT), itemgetter(0), itemgetter(-1)
+_by_at, _topic, _payload, _row_payload = itemgetter(AT), itemgetter(0), itemgetter(-1), itemgetter(PAYLOAD)
 
 
 class UnitOfWork:
@@ -202,7 +201,7 @@ def add(work: UnitOfWork, tasks: Sequence[NewTask], now: Millis) -> list[Answer]
         answers.append(answer)
         rows.append(
             (born.topic, born.key, born.wake_at, born.due_at, token, born.created_at, born.deadline, born.id,
-             born.group, born.options, spare(born.payload), born.payload)
+             born.group, born.options, born.payload)
         )  # fmt: skip
     work.used_token(token)
     inserted = work.cursor.executemany(QUERIES["insert_task"], rows).rowcount
@@ -283,10 +282,9 @@ def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Mill
             token = next_token(token, now)
             record = lifecycle.lease(record_of(row), now, until, holder, token)
             tasks.append(record)
-            left = spare(record.payload, holder)
-            updates.append((until, record.planned_at, record.attempt, record.losses, token, holder, left, row[ROW]))
-            room -= len(record.payload)
+            updates.append((until, record.planned_at, record.attempt, record.losses, token, holder, row[ROW]))
         if rows:
+            room -= sum(map(len, map(_row_payload, rows)))
             work.used_token(token)
     work.point("lease:selected")
     if updates:
@@ -326,7 +324,7 @@ def _set_aside(work: UnitOfWork, row: Row, flaw: str, now: Millis) -> None:
 
 def _put_values(record: Record, row: int) -> tuple[Any, ...]:
     """The values for the query `put_task`: everything except topic and key."""
-    return (*values_of(record, record.error)[2:], spare(record.payload, record.holder), row)
+    return (*values_of(record, record.error)[2:], row)
 
 
 def heads(work: UnitOfWork, topics: Iterable[Topic]) -> dict[Topic, Millis]:

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -25,7 +26,7 @@ from bide.stores.cursors import read_cursor
 from bide.stores.named_queries import read_queries, read_statements
 from bide.stores.sql.reading import Located, Reads, at_once, count_of, group_queries, merged_by_key, read_page
 from bide.stores.sql.rows import CODES, COLUMNS, PAYLOAD, ROW, STATE, STATES, Row, record_of
-from bide.stores.sqlite.connection import PAGE, code_of
+from bide.stores.sqlite.connection import code_of
 
 _HERE = Path(__file__).parent
 _NAMED = read_queries((_HERE / "queries.sql").read_text("utf-8"))
@@ -35,9 +36,6 @@ SCHEMA = tuple(read_statements((_HERE / "schema.sql").read_text("utf-8")))
 
 ByName: TypeAlias = dict[tuple[Topic, str], Located]
 """By topic and key: the row's number and the record."""
-
-_SPARE = bytes(57)
-"""The most bytes whose length still takes one byte in a row, and so is written over by a shorter one."""
 
 FEW = 3
 """Up to this number of tasks, reading one by one is faster."""
@@ -51,13 +49,7 @@ _MOST = 2**62
 """Counts must be below this, so that they can still rise within 64 bits."""
 
 _encode = msgspec.json.Encoder().encode
-
-
-def spare(payload: bytes, holder: str | None = None) -> bytes | None:
-    """The column `spare`: as much shorter for a leased row as its `holder` and `planned_at` (6 bytes) are long."""
-    if type(payload) is not bytes or len(payload) < PAGE:  # SQLite refuses what is not bytes
-        return None
-    return _SPARE if holder is None else _SPARE[6 + len(holder.encode()) :]
+_payload = itemgetter(PAYLOAD)
 
 
 # --- damaged rows
@@ -134,8 +126,10 @@ def _fetched(found: sqlite3.Cursor, room: int | None) -> list[Row]:
     sizes: list[int] = []
     while (not rows or sum(sizes) <= room) and (more := found.fetchmany(8 + len(rows))):
         rows += more
-        # a damaged row may have another type
-        sizes += [len(payload) if type(payload := row[PAYLOAD]) is bytes else 0 for row in more]
+        try:
+            sizes += list(map(len, map(_payload, more)))
+        except TypeError:  # a damaged row
+            sizes += [0] * len(more)
     return rows[: fitting(sizes, room)]
 
 

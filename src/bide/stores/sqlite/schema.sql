@@ -8,8 +8,9 @@
 -- state: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead.
 -- at: the wake_at of a live task, the finished_at of an ended one; woke_at: the last wake_at of an ended task.
 -- The long columns come last, so that a read of the other columns stops early.
--- spare: of a row with a large payload, as many zero bytes as a lease adds to the other columns. Since the lease takes
--- them away, the row keeps its length, and SQLite writes only the pages that differ, and not the payload again.
+-- spare: of a row with a payload of some pages, as many zero bytes as a lease adds to the other columns, which are the
+-- holder and planned_at (6 bytes). Since the lease takes them away, the row keeps its length, and SQLite writes only the
+-- pages that differ, not the payload again. 57 is the most whose length takes one byte.
 CREATE TABLE bide_task (
     row         INTEGER PRIMARY KEY,
     topic       TEXT NOT NULL,
@@ -46,10 +47,9 @@ CREATE INDEX bide_task_time ON bide_task (state, topic, at)
 -- The tasks that purge may forget: only ended tasks have a keep_until.
 CREATE INDEX bide_task_kept ON bide_task (keep_until) WHERE keep_until IS NOT NULL
 --;
--- The live members of a group, and those that have ended, which may be many.
-CREATE INDEX bide_task_live_group ON bide_task (group_name, topic, key) WHERE group_name IS NOT NULL AND state < 2
---;
-CREATE INDEX bide_task_ended_group ON bide_task (group_name, topic, key) WHERE group_name IS NOT NULL AND state >= 2
+-- The live members of a group, and those that have ended, which may be many. Two partial indexes would need two more
+-- conditions in each write.
+CREATE INDEX bide_task_group ON bide_task (group_name, state >= 2, topic, key) WHERE group_name IS NOT NULL
 --;
 -- One row: the last fencing token that was given out.
 CREATE TABLE bide_token (one INTEGER PRIMARY KEY CHECK (one = 1), last INTEGER NOT NULL) STRICT
