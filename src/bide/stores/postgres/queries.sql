@@ -487,10 +487,12 @@ CROSS JOIN LATERAL (SELECT {record} FROM {task} WHERE topic = n.topic AND key = 
 SELECT {record} FROM {task} WHERE topic = $1 AND key > $2 ORDER BY key LIMIT $3
 
 -- name: page_by_live_group
-SELECT {record} FROM {task} WHERE group_name = $1 AND topic = $2 AND key > $3 AND state < 2 ORDER BY key LIMIT $4
+SELECT {record} FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 0 AND topic = $2 AND key > $3
+ORDER BY key LIMIT $4
 
 -- name: page_by_ended_group
-SELECT {record} FROM {task} WHERE group_name = $1 AND topic = $2 AND key > $3 AND state >= 2 ORDER BY key LIMIT $4
+SELECT {record} FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 1 AND topic = $2 AND key > $3
+ORDER BY key LIMIT $4
 
 -- name: page_of_state
 -- The tasks of one topic in one state by time, and by row among equal times, after a position: one seek.
@@ -505,10 +507,10 @@ SELECT min(topic) FROM {task} WHERE topic > $1
 SELECT topic FROM {task} WHERE state = {state} AND topic > $1 ORDER BY topic LIMIT 1
 
 -- name: next_topic_of_live_group
-SELECT topic FROM {task} WHERE group_name = $1 AND topic > $2 AND state < 2 ORDER BY topic LIMIT 1
+SELECT topic FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 0 AND topic > $2 ORDER BY topic LIMIT 1
 
 -- name: next_topic_of_ended_group
-SELECT topic FROM {task} WHERE group_name = $1 AND topic > $2 AND state >= 2 ORDER BY topic LIMIT 1
+SELECT topic FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 1 AND topic > $2 ORDER BY topic LIMIT 1
 
 -- name: counts
 -- Counts by topic and state, of the topics after one, or of the given ones. Counting stops at the limit, so that a tally
