@@ -7,9 +7,14 @@
 -- caller's row, so that a call sent again waits for the end of the first sending. These and other parts are named
 -- `part_...`.
 --
--- The planner may have no statistics (the table was just filled). So big tables are only accessed through LATERAL with
--- a LIMIT, or by names joined to an array, for which our connections allow only nested loops over indexes
--- (`connection`); and locked rows are found again by their position (ctid).
+-- The planner may have no statistics (the table was just filled), or those of an almost empty table, which autovacuum
+-- finds between two bursts. So big tables are only accessed
+-- - through LATERAL with a LIMIT;
+-- - by names joined to an array: our connections allow only nested loops over indexes (`connection`), and
+--   `= ANY (ARRAY[topic])` leaves no order for which the planner would read the whole index of names;
+-- - by position (ctid), for rows that were locked.
+-- `topic COLLATE "POSIX"`, the same order of bytes, fits only the indexes by time and by group, plain `topic` only the
+-- primary key.
 
 -- name: part_clock
 clock AS MATERIALIZED (
@@ -168,17 +173,17 @@ WITH put AS (
         topic, key, id, group_name, state, due_at, at, planned_at, attempt, failures, losses, token, holder, payload,
         options, deadline, error, created_at, woke_at, keep_until
     )
-    WHERE t.topic = p.topic AND t.key = p.key
+    WHERE t.topic = ANY (ARRAY[p.topic]) AND t.key = p.key
 ),
 moved AS (
     UPDATE {task} AS t SET due_at = m.due_at, at = m.at, token = m.token, deadline = m.deadline
     FROM unnest($21::text[], $22::text[], $23::bigint[], $24::bigint[], $25::bigint[], $26::bigint[])
         AS m (topic, key, due_at, at, token, deadline)
-    WHERE t.topic = m.topic AND t.key = m.key
+    WHERE t.topic = ANY (ARRAY[m.topic]) AND t.key = m.key
 ),
 forgotten AS (
     DELETE FROM {task} AS t USING unnest($27::text[], $28::text[]) AS f (topic, key)
-    WHERE t.topic = f.topic AND t.key = f.key
+    WHERE t.topic = ANY (ARRAY[f.topic]) AND t.key = f.key
 ),
 kept AS (
     UPDATE {caller} SET
@@ -211,7 +216,7 @@ waiting AS MATERIALIZED (
     SELECT due.place, due.at, want.topic, want.most FROM gate, clock, want CROSS JOIN LATERAL (
         SELECT place, at FROM (
             SELECT ctid AS place, at FROM {task}
-            WHERE topic = want.topic AND state = 0 AND at >= want.floor AND at <= clock.now
+            WHERE topic COLLATE "POSIX" = want.topic AND state = 0 AND at >= want.floor AND at <= clock.now
             ORDER BY at LIMIT {most} FOR NO KEY UPDATE SKIP LOCKED
         ) AS first LIMIT want.most
     ) AS due WHERE want.most > 0
@@ -220,7 +225,7 @@ lost AS MATERIALIZED (
     SELECT due.place, due.at, want.topic, want.most FROM gate, clock, want CROSS JOIN LATERAL (
         SELECT place, at FROM (
             SELECT ctid AS place, at FROM {task}
-            WHERE topic = want.topic AND state = 1 AND at >= want.bound AND at <= clock.now
+            WHERE topic COLLATE "POSIX" = want.topic AND state = 1 AND at >= want.bound AND at <= clock.now
             ORDER BY at LIMIT {most} FOR NO KEY UPDATE SKIP LOCKED
         ) AS first LIMIT want.most
     ) AS due WHERE want.most > 0 AND $9::boolean
@@ -243,18 +248,23 @@ leased AS (
 ),
 heads AS MATERIALIZED (
     SELECT want.topic, least(
-        (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at > clock.now ORDER BY at LIMIT 1),
+        (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 0 AND at > clock.now
+            ORDER BY at LIMIT 1),
         CASE WHEN got.waiting + got.lost > 0 THEN clock.now + $6 END
     ) AS wake, CASE WHEN $9 THEN coalesce(
-        (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at > clock.now AND at <= clock.now + $12::bigint
+        (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1 AND at > clock.now
+            AND at <= clock.now + $12::bigint
             ORDER BY at LIMIT 1),
-        (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at > clock.now AND at >= want.ending
+        (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1 AND at > clock.now
+            AND at >= want.ending
             ORDER BY at LIMIT 1)
     ) END AS ends, EXISTS (
-        SELECT FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor AND at <= clock.now ORDER BY at
+        SELECT FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 0
+            AND at >= want.floor AND at <= clock.now ORDER BY at
         OFFSET got.waiting LIMIT 1
     ) OR ($9 AND EXISTS (
-        SELECT FROM {task} WHERE topic = want.topic AND state = 1 AND at >= want.bound AND at <= clock.now ORDER BY at
+        SELECT FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1
+            AND at >= want.bound AND at <= clock.now ORDER BY at
         OFFSET got.lost LIMIT 1
     )) AS skipped
     FROM gate, clock, want, LATERAL (
@@ -265,11 +275,13 @@ heads AS MATERIALIZED (
     UNION ALL
     SELECT
         want.topic,
-        (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor ORDER BY at LIMIT 1),
+        (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 0
+            AND at >= want.floor ORDER BY at LIMIT 1),
         CASE WHEN $9 THEN coalesce(
-            (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at >= want.bound
+            (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1 AND at >= want.bound
                 AND at <= clock.now + $12::bigint ORDER BY at LIMIT 1),
-            (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at >= want.ending ORDER BY at LIMIT 1)
+            (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1
+                AND at >= want.ending ORDER BY at LIMIT 1)
         ) END,
         false
     FROM gate, clock, want WHERE want.most <= 0
@@ -295,7 +307,8 @@ FROM gate CROSS JOIN clock CROSS JOIN quick LEFT JOIN leased ON true
 WITH {clock}, {gate},
 taken AS MATERIALIZED (
     SELECT first.place FROM gate, clock, LATERAL (
-        SELECT ctid AS place FROM {task} WHERE topic = $4::text AND state = 0 AND at >= $8::bigint AND at <= clock.now
+        SELECT ctid AS place FROM {task} WHERE topic COLLATE "POSIX" = $4::text AND state = 0
+            AND at >= $8::bigint AND at <= clock.now
         ORDER BY at LIMIT {most} FOR NO KEY UPDATE SKIP LOCKED
     ) AS first LIMIT $5::integer
 ),
@@ -320,7 +333,7 @@ SELECT clock.now, clock.micros, leased.* FROM gate CROSS JOIN clock CROSS JOIN q
 -- The tasks of a lease whose answer was lost, as far as they are still held. All have the same expiry, and the same
 -- token, or a higher one if a task's previous token was above the clock.
 SELECT {record} FROM {task}
-WHERE topic = ANY ($1::text[]) AND state = 1 AND at = $2 AND token >= $3 AND holder = $4
+WHERE topic COLLATE "POSIX" = ANY ($1::text[]) AND state = 1 AND at = $2 AND token >= $3 AND holder = $4
 
 -- name: heads
 -- A lease that wants no tasks: two seeks per topic, and no write. $5 .. $7 are $10 .. $12 of `lease`.
@@ -333,12 +346,14 @@ SELECT now, micros, (
     SELECT array_agg((topic, wake, ends)) FROM (
         SELECT
             topic,
-            (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor ORDER BY at LIMIT 1)
+            (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 0
+                AND at >= want.floor ORDER BY at LIMIT 1)
                 AS wake,
             CASE WHEN $4::boolean THEN coalesce(
-                (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at >= want.bound
+                (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1 AND at >= want.bound
                     AND at <= clock.now + $7::bigint ORDER BY at LIMIT 1),
-                (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at >= want.ending ORDER BY at LIMIT 1)
+                (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1
+                    AND at >= want.ending ORDER BY at LIMIT 1)
             ) END AS ends
         FROM unnest($2::text[], $3::bigint[], $5::bigint[], $6::bigint[]) AS want (topic, floor, bound, ending)
     ) AS each WHERE wake IS NOT NULL OR ends IS NOT NULL
@@ -356,12 +371,11 @@ SELECT (extract(epoch FROM statement_timestamp()) * 1000)::bigint AS now, ARRAY(
 ) AS writers
 
 -- name: extend_leases
--- Idempotent, so it has no gate. Here and below, `+ 0` keeps the planner from using the index of leased tasks: without
--- statistics it expects almost no entries per topic, where there are thousands.
+-- Idempotent, so it has no gate. Here and below, `+ 0` keeps the planner from reading all of the index of leased tasks.
 WITH {clock}
 UPDATE {task} AS t SET at = clock.now + $2
 FROM clock, unnest($3::text[], $4::text[], $5::bigint[]) AS l (topic, key, token)
-WHERE t.topic = l.topic AND t.key = l.key AND t.token = l.token AND t.state + 0 = 1
+WHERE t.topic = ANY (ARRAY[l.topic]) AND t.key = l.key AND t.token = l.token AND t.state + 0 = 1
 RETURNING clock.micros, t.topic, t.key, t.token
 
 -- name: extend_leases_past
@@ -392,7 +406,8 @@ WHERE (
 WITH {clock}, {gate},
 written AS (
     DELETE FROM {task} AS t USING gate, unnest($4::text[], $5::text[], $6::bigint[]) AS l (topic, key, token)
-    WHERE t.topic = coalesce(l.topic, ($4::text[])[1]) AND t.key = l.key AND t.token = l.token AND t.state + 0 = 1
+    WHERE t.topic = ANY (ARRAY[coalesce(l.topic, ($4::text[])[1])]) AND t.key = l.key
+        AND t.token = l.token AND t.state + 0 = 1
     RETURNING t.topic, t.key, t.token
 ),
 {answer}
@@ -487,51 +502,63 @@ CROSS JOIN LATERAL (SELECT {record} FROM {task} WHERE topic = n.topic AND key = 
 SELECT {record} FROM {task} WHERE topic = $1 AND key > $2 ORDER BY key LIMIT $3
 
 -- name: page_by_live_group
-SELECT {record} FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 0 AND topic = $2 AND key > $3
-ORDER BY key LIMIT $4
+SELECT {record} FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 0 AND
+    topic COLLATE "POSIX" = $2 AND key COLLATE "POSIX" > $3
+ORDER BY key COLLATE "POSIX" LIMIT $4
 
 -- name: page_by_ended_group
-SELECT {record} FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 1 AND topic = $2 AND key > $3
-ORDER BY key LIMIT $4
+SELECT {record} FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 1 AND
+    topic COLLATE "POSIX" = $2 AND key COLLATE "POSIX" > $3
+ORDER BY key COLLATE "POSIX" LIMIT $4
 
 -- name: page_of_state
 -- The tasks of one topic in one state by time, and by row among equal times, after a position: one seek.
 SELECT {record} FROM {task}
-WHERE topic = $1 AND state = {state} AND (at, row) > ($2, $3) AND at < $4 ORDER BY at, row LIMIT $5
+WHERE topic COLLATE "POSIX" = $1 AND state = {state} AND (at, row) > ($2, $3) AND at < $4 ORDER BY at, row LIMIT $5
 
 -- name: next_topic
--- One step of a loose scan: the next topic costs one seek, however many tasks lie between.
-SELECT min(topic) FROM {task} WHERE topic > $1
+-- One step of a loose scan: the next topic costs one seek, however many tasks lie between. `min(topic)` would read all
+-- tasks if the table was small when it was planned.
+SELECT topic FROM {task} WHERE topic > $1 ORDER BY topic LIMIT 1
 
 -- name: next_topic_of_state
-SELECT topic FROM {task} WHERE state = {state} AND topic > $1 ORDER BY topic LIMIT 1
+SELECT topic FROM {task} WHERE state = {state} AND topic COLLATE "POSIX" > $1 ORDER BY topic COLLATE "POSIX" LIMIT 1
 
 -- name: next_topic_of_live_group
-SELECT topic FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 0 AND topic > $2 ORDER BY topic LIMIT 1
+SELECT topic FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 0 AND topic COLLATE "POSIX" > $2
+ORDER BY topic COLLATE "POSIX" LIMIT 1
 
 -- name: next_topic_of_ended_group
-SELECT topic FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 1 AND topic > $2 ORDER BY topic LIMIT 1
+SELECT topic FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 1 AND topic COLLATE "POSIX" > $2
+ORDER BY topic COLLATE "POSIX" LIMIT 1
 
 -- name: counts
 -- Counts by topic and state, of the topics after one, or of the given ones. Counting stops at the limit, so that a tally
 -- costs no more with ten million tasks.
 WITH RECURSIVE scanned AS (
-    (SELECT min(topic) AS topic FROM {task} WHERE topic > $2 AND $4::text[] IS NULL)
+    (SELECT topic FROM {task} WHERE topic > $2 AND $4::text[] IS NULL ORDER BY topic LIMIT 1)
     UNION ALL
-    SELECT (SELECT min(t.topic) FROM {task} AS t WHERE t.topic > scanned.topic) FROM scanned WHERE topic IS NOT NULL
+    SELECT (SELECT topic FROM {task} AS t WHERE t.topic > scanned.topic
+        ORDER BY topic LIMIT 1) FROM scanned WHERE topic IS NOT NULL
 ), topics AS (SELECT topic FROM scanned WHERE topic IS NOT NULL UNION ALL SELECT unnest($4::text[]))
 SELECT topic,
-    (SELECT count(*) FROM (SELECT FROM {task} AS t WHERE t.topic = topics.topic AND state = 0 LIMIT $1) AS few),
-    (SELECT count(*) FROM (SELECT FROM {task} AS t WHERE t.topic = topics.topic AND state = 1 LIMIT $1) AS few),
-    (SELECT count(*) FROM (SELECT FROM {task} AS t WHERE t.topic = topics.topic AND state = 2 LIMIT $1) AS few),
-    (SELECT count(*) FROM (SELECT FROM {task} AS t WHERE t.topic = topics.topic AND state = 3 LIMIT $1) AS few),
-    (SELECT count(*) FROM (SELECT FROM {task} AS t WHERE t.topic = topics.topic AND state = 4 LIMIT $1) AS few)
+    (SELECT count(*) FROM (
+        SELECT FROM {task} AS t WHERE t.topic COLLATE "POSIX" = topics.topic AND state = 0 LIMIT $1) AS few),
+    (SELECT count(*) FROM (
+        SELECT FROM {task} AS t WHERE t.topic COLLATE "POSIX" = topics.topic AND state = 1 LIMIT $1) AS few),
+    (SELECT count(*) FROM (
+        SELECT FROM {task} AS t WHERE t.topic COLLATE "POSIX" = topics.topic AND state = 2 LIMIT $1) AS few),
+    (SELECT count(*) FROM (
+        SELECT FROM {task} AS t WHERE t.topic COLLATE "POSIX" = topics.topic AND state = 3 LIMIT $1) AS few),
+    (SELECT count(*) FROM (
+        SELECT FROM {task} AS t WHERE t.topic COLLATE "POSIX" = topics.topic AND state = 4 LIMIT $1) AS few)
 FROM topics LIMIT $3
 
 -- name: forecast
 SELECT span.topic, (
     SELECT count(*) FROM (
-        SELECT FROM {task} AS t WHERE t.topic = span.topic AND state = 0 AND at >= span.low AND at < span.high LIMIT $1
+        SELECT FROM {task} AS t WHERE t.topic COLLATE "POSIX" = span.topic AND state = 0
+            AND at >= span.low AND at < span.high LIMIT $1
     ) AS few
 )
 FROM unnest($2::text[], $3::bigint[], $4::bigint[]) WITH ORDINALITY AS span (topic, low, high, place) ORDER BY place

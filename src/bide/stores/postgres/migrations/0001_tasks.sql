@@ -45,20 +45,20 @@ CREATE TABLE {task} (
 -- The due tasks, oldest first, and the next wake. Waiting, leased and ended tasks have an index each. A task is in one
 -- of these at a time, so a transition writes no more entries than with a single index, and no scan visits the rows of
 -- another state.
-CREATE INDEX "{prefix}task_waiting" ON {task} (topic, at, row) WHERE state = 0
+CREATE INDEX "{prefix}task_waiting" ON {task} (topic COLLATE "POSIX", at, row) WHERE state = 0
 --;
 -- The expired leases, and the next expiry.
-CREATE INDEX "{prefix}task_leased" ON {task} (topic, at, row) WHERE state = 1
+CREATE INDEX "{prefix}task_leased" ON {task} (topic COLLATE "POSIX", at, row) WHERE state = 1
 --;
 -- Lists and counts of ended tasks.
-CREATE INDEX "{prefix}task_ended" ON {task} (state, topic, at, row) WHERE state >= 2
+CREATE INDEX "{prefix}task_ended" ON {task} (state, topic COLLATE "POSIX", at, row) WHERE state >= 2
 --;
 -- The tasks to purge; only ended tasks have a retention.
 CREATE INDEX "{prefix}task_kept" ON {task} (keep_until) WHERE keep_until IS NOT NULL
 --;
 -- The live members of a group, and those that have ended, which may be many. Of two partial indexes each write of any
 -- task would check both conditions, and throughput would be 2 % less. The planner would rewrite a boolean.
-CREATE INDEX "{prefix}task_group" ON {task} (group_name, ((state >= 2)::integer), topic, key)
+CREATE INDEX "{prefix}task_group" ON {task} (group_name, ((state >= 2)::integer), topic COLLATE "POSIX", key COLLATE "POSIX")
 WHERE group_name IS NOT NULL
 --;
 -- Fencing tokens: a counter that is raised to the clock in microseconds. A rolled-back transaction leaves a harmless
