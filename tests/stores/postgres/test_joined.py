@@ -187,8 +187,7 @@ async def test_a_rolled_back_wake_does_not_swallow_the_next(shop: Shop) -> None:
 ROWS = 200_000
 JOINED = (
     "insert_tasks", "move_tasks", "lock_tasks", "write_tasks", "settle_done", "tasks_by_names", "page_by_name",
-    "page_by_live_group", "page_by_ended_group", "page_of_state_0", "next_topic", "next_topic_of_live_group",
-    "next_topic_of_ended_group",
+    "page_by_group", "page_of_state_0", "next_topic", "next_topic_of_group",
 )  # fmt: skip
 """What a joined verb may run."""
 

@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -137,7 +136,6 @@ _FEW = 8
 """The most topics whose heads are read by a statement for each."""
 _WAITING = CODES[State.WAITING]
 _encode = msgspec.msgpack.encode
-_topic_of = attrgetter("topic")
 
 Row = Sequence[Any]
 """The columns of a Record, and `row`; see `queries`."""
@@ -179,7 +177,7 @@ class NextDue:
 
     def became(self, wants: Mapping[Topic, int], leased: Leased) -> None:
         """Note the answer of a lease. A topic that got all that it wanted may have more."""
-        got = Counter(map(_topic_of, leased.tasks))
+        got = Counter([task.topic for task in leased.tasks])
         for topic, want in wants.items():
             self._wakes[topic] = 0 if 0 < want <= got[topic] else leased.heads.get(topic, NEVER)
 

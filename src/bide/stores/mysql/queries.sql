@@ -256,16 +256,10 @@ SELECT {record} FROM {task} FORCE INDEX (PRIMARY) WHERE :these
 -- name: page_by_name
 SELECT {record} FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` > :key ORDER BY `key` LIMIT :most
 
--- name: page_by_live_group
+-- name: page_by_group
 SELECT {record} FROM (
     SELECT `row` AS number, `key` AS member FROM {grouped} FORCE INDEX (name)
-    WHERE group_name = :group AND ended = 0 AND topic = :topic AND `key` > :key ORDER BY `key` LIMIT :most
-) AS few STRAIGHT_JOIN {task} FORCE INDEX (PRIMARY) ON `row` = number ORDER BY member
-
--- name: page_by_ended_group
-SELECT {record} FROM (
-    SELECT `row` AS number, `key` AS member FROM {grouped} FORCE INDEX (name)
-    WHERE group_name = :group AND ended = 1 AND topic = :topic AND `key` > :key ORDER BY `key` LIMIT :most
+    WHERE group_name = :group AND ended = :ended AND topic = :topic AND `key` > :key ORDER BY `key` LIMIT :most
 ) AS few STRAIGHT_JOIN {task} FORCE INDEX (PRIMARY) ON `row` = number ORDER BY member
 
 -- name: page_at_instant
@@ -290,12 +284,8 @@ ORDER BY topic LIMIT 1
 -- name: next_topic_leased
 SELECT topic FROM {lease} FORCE INDEX (PRIMARY) WHERE topic > :topic ORDER BY topic LIMIT 1
 
--- name: next_topic_of_live_group
-SELECT topic FROM {grouped} FORCE INDEX (name) WHERE group_name = :group AND ended = 0 AND topic > :topic
-ORDER BY topic LIMIT 1
-
--- name: next_topic_of_ended_group
-SELECT topic FROM {grouped} FORCE INDEX (name) WHERE group_name = :group AND ended = 1 AND topic > :topic
+-- name: next_topic_of_group
+SELECT topic FROM {grouped} FORCE INDEX (name) WHERE group_name = :group AND ended = :ended AND topic > :topic
 ORDER BY topic LIMIT 1
 
 -- name: count_first

@@ -8,13 +8,10 @@
 -- `part_...`.
 --
 -- The planner may have no statistics (the table was just filled), or those of an almost empty table, which autovacuum
--- finds between two bursts. So big tables are only accessed
--- - through LATERAL with a LIMIT;
--- - by names joined to an array: our connections allow only nested loops over indexes (`connection`), and
---   `= ANY (ARRAY[topic])` leaves no order for which the planner would read the whole index of names;
--- - by position (ctid), for rows that were locked.
--- `topic COLLATE "POSIX"`, the same order of bytes, fits only the indexes by time and by group, plain `topic` only the
--- primary key.
+-- finds between two bursts. So big tables are only accessed through LATERAL with a LIMIT, by position (ctid) for rows
+-- that were locked, or by names joined to an array: our connections allow only nested loops over indexes (`connection`),
+-- and `= ANY (ARRAY[topic])` leaves no order for which to read the whole primary key. `topic COLLATE "POSIX"`, the same
+-- order of bytes, fits only the indexes by time and by group, plain `topic` only the primary key.
 
 -- name: part_clock
 clock AS MATERIALIZED (
@@ -501,15 +498,11 @@ CROSS JOIN LATERAL (SELECT {record} FROM {task} WHERE topic = n.topic AND key = 
 -- name: page_by_name
 SELECT {record} FROM {task} WHERE topic = $1 AND key > $2 ORDER BY key LIMIT $3
 
--- name: page_by_live_group
-SELECT {record} FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 0 AND
-    topic COLLATE "POSIX" = $2 AND key COLLATE "POSIX" > $3
-ORDER BY key COLLATE "POSIX" LIMIT $4
-
--- name: page_by_ended_group
-SELECT {record} FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 1 AND
-    topic COLLATE "POSIX" = $2 AND key COLLATE "POSIX" > $3
-ORDER BY key COLLATE "POSIX" LIMIT $4
+-- name: page_by_group
+-- Those that live (0), or have ended (1).
+SELECT {record} FROM {task}
+WHERE group_name = $1 AND (state >= 2)::integer = $2 AND topic COLLATE "POSIX" = $3 AND key COLLATE "POSIX" > $4
+ORDER BY key COLLATE "POSIX" LIMIT $5
 
 -- name: page_of_state
 -- The tasks of one topic in one state by time, and by row among equal times, after a position: one seek.
@@ -517,19 +510,14 @@ SELECT {record} FROM {task}
 WHERE topic COLLATE "POSIX" = $1 AND state = {state} AND (at, row) > ($2, $3) AND at < $4 ORDER BY at, row LIMIT $5
 
 -- name: next_topic
--- One step of a loose scan: the next topic costs one seek, however many tasks lie between. `min(topic)` would read all
--- tasks if the table was small when it was planned.
+-- One step of a loose scan: one seek, however many tasks lie between. Planned for few tasks, min(topic) would read all.
 SELECT topic FROM {task} WHERE topic > $1 ORDER BY topic LIMIT 1
 
 -- name: next_topic_of_state
 SELECT topic FROM {task} WHERE state = {state} AND topic COLLATE "POSIX" > $1 ORDER BY topic COLLATE "POSIX" LIMIT 1
 
--- name: next_topic_of_live_group
-SELECT topic FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 0 AND topic COLLATE "POSIX" > $2
-ORDER BY topic COLLATE "POSIX" LIMIT 1
-
--- name: next_topic_of_ended_group
-SELECT topic FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = 1 AND topic COLLATE "POSIX" > $2
+-- name: next_topic_of_group
+SELECT topic FROM {task} WHERE group_name = $1 AND (state >= 2)::integer = $2 AND topic COLLATE "POSIX" > $3
 ORDER BY topic COLLATE "POSIX" LIMIT 1
 
 -- name: counts
@@ -542,16 +530,11 @@ WITH RECURSIVE scanned AS (
         ORDER BY topic LIMIT 1) FROM scanned WHERE topic IS NOT NULL
 ), topics AS (SELECT topic FROM scanned WHERE topic IS NOT NULL UNION ALL SELECT unnest($4::text[]))
 SELECT topic,
-    (SELECT count(*) FROM (
-        SELECT FROM {task} AS t WHERE t.topic COLLATE "POSIX" = topics.topic AND state = 0 LIMIT $1) AS few),
-    (SELECT count(*) FROM (
-        SELECT FROM {task} AS t WHERE t.topic COLLATE "POSIX" = topics.topic AND state = 1 LIMIT $1) AS few),
-    (SELECT count(*) FROM (
-        SELECT FROM {task} AS t WHERE t.topic COLLATE "POSIX" = topics.topic AND state = 2 LIMIT $1) AS few),
-    (SELECT count(*) FROM (
-        SELECT FROM {task} AS t WHERE t.topic COLLATE "POSIX" = topics.topic AND state = 3 LIMIT $1) AS few),
-    (SELECT count(*) FROM (
-        SELECT FROM {task} AS t WHERE t.topic COLLATE "POSIX" = topics.topic AND state = 4 LIMIT $1) AS few)
+    (SELECT count(*) FROM (SELECT FROM {task} WHERE topic COLLATE "POSIX" = topics.topic AND state = 0 LIMIT $1) AS few),
+    (SELECT count(*) FROM (SELECT FROM {task} WHERE topic COLLATE "POSIX" = topics.topic AND state = 1 LIMIT $1) AS few),
+    (SELECT count(*) FROM (SELECT FROM {task} WHERE topic COLLATE "POSIX" = topics.topic AND state = 2 LIMIT $1) AS few),
+    (SELECT count(*) FROM (SELECT FROM {task} WHERE topic COLLATE "POSIX" = topics.topic AND state = 3 LIMIT $1) AS few),
+    (SELECT count(*) FROM (SELECT FROM {task} WHERE topic COLLATE "POSIX" = topics.topic AND state = 4 LIMIT $1) AS few)
 FROM topics LIMIT $3
 
 -- name: forecast

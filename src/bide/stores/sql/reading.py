@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from functools import partial
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -41,7 +42,8 @@ class Reads(ABC):
     async def next_topic(self, after: Topic, where: Filter) -> Topic | None:
         """The first topic after `after`, of one group, of the tasks in one state, or of all tasks: one seek."""
         if where.group is not None:
-            asked = [await self._call.ask(query, group=where.group, topic=after) for query, _ in group_queries(where)]
+            ask = partial(self._call.ask, "next_topic_of_group", group=where.group)
+            asked = [await ask(ended=ended, topic=after) for ended in group_parts(where)]
             rows = sorted((row for rows in asked for row in rows), key=itemgetter(0))
         elif where.state is None:
             rows = await self._call.ask("next_topic", topic=after)
@@ -56,9 +58,9 @@ class Reads(ABC):
         """Read in the order of keys, after the key `after`, from one group or from all tasks."""
         if where.group is None:
             return self._located(await self._call.ask("page_by_name", topic=topic, key=after, most=most))
-        named = {"group": where.group, "topic": topic, "key": after, "most": most}
-        pages = [self._located(await self._call.ask(query, **named)) for _, query in group_queries(where)]
-        return merged_by_key(pages, most)
+        ask = partial(self._call.ask, "page_by_group", group=where.group)
+        pages = [await ask(ended=ended, topic=topic, key=after, most=most) for ended in group_parts(where)]
+        return merged_by_key([self._located(page) for page in pages], most)
 
     @abstractmethod
     async def by_time(
@@ -67,13 +69,9 @@ class Reads(ABC):
         """Read the tasks in one state by time, and by row among equal times, after the position `after`."""
 
 
-_LIVE = ("next_topic_of_live_group", "page_by_live_group")
-_ENDED = ("next_topic_of_ended_group", "page_by_ended_group")
-
-
-def group_queries(where: Filter) -> Sequence[tuple[str, str]]:
-    """The queries for the next topic and for a page of a group, of those of its live and ended members that match."""
-    return [_LIVE] if where.live else [_LIVE, _ENDED] if where.state is None else [_ENDED]
+def group_parts(where: Filter) -> Sequence[int]:
+    """The parts of a group that a list reads: its live members (0), those that have ended (1), or both."""
+    return (0,) if where.live else (0, 1) if where.state is None else (1,)
 
 
 def merged_by_key(pages: Sequence[list[Located]], most: int) -> list[Located]:

@@ -106,13 +106,9 @@ UPDATE bide_token SET last = ? WHERE one = 1
 -- name: page_by_name
 SELECT {record} FROM bide_task WHERE topic = ? AND key > ? ORDER BY key LIMIT ?
 
--- name: page_by_live_group
+-- name: page_by_group
 SELECT {record} FROM bide_task INDEXED BY bide_task_group
-WHERE group_name = ? AND (state >= 2) = 0 AND topic = ? AND key > ? ORDER BY key LIMIT ?
-
--- name: page_by_ended_group
-SELECT {record} FROM bide_task INDEXED BY bide_task_group
-WHERE group_name = ? AND (state >= 2) = 1 AND topic = ? AND key > ? ORDER BY key LIMIT ?
+WHERE group_name = ? AND (state >= 2) = ? AND topic = ? AND key > ? ORDER BY key LIMIT ?
 
 -- name: page_at_instant
 -- One state of one topic: the remaining tasks of one instant, after a row.
@@ -130,11 +126,8 @@ SELECT min(topic) FROM bide_task WHERE topic > ?
 -- name: next_topic_of_state
 SELECT min(topic) FROM bide_task WHERE state = ? AND topic > ?
 
--- name: next_topic_of_live_group
-SELECT min(topic) FROM bide_task INDEXED BY bide_task_group WHERE group_name = ? AND (state >= 2) = 0 AND topic > ?
-
--- name: next_topic_of_ended_group
-SELECT min(topic) FROM bide_task INDEXED BY bide_task_group WHERE group_name = ? AND (state >= 2) = 1 AND topic > ?
+-- name: next_topic_of_group
+SELECT min(topic) FROM bide_task INDEXED BY bide_task_group WHERE group_name = ? AND (state >= 2) = ? AND topic > ?
 
 -- name: counts
 -- Counts by topic and state, of the topics after one, or of those in a JSON array. Counting stops at the limit, so that

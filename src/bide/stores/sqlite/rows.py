@@ -24,7 +24,7 @@ from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Ta
 from bide.ports import COUNTED
 from bide.stores.cursors import read_cursor
 from bide.stores.named_queries import read_queries, read_statements
-from bide.stores.sql.reading import Located, Reads, at_once, count_of, group_queries, merged_by_key, read_page
+from bide.stores.sql.reading import Located, Reads, at_once, count_of, group_parts, merged_by_key, read_page
 from bide.stores.sql.rows import CODES, COLUMNS, PAYLOAD, ROW, STATE, STATES, Row, record_of
 from bide.stores.sqlite.connection import code_of
 
@@ -218,7 +218,7 @@ class SqliteReads(Reads):
     async def next_topic(self, after: Topic, where: Filter) -> Topic | None:
         asked: list[tuple[str, tuple[Any, ...]]] = [("next_topic", (after,))]
         if where.group is not None:
-            asked = [(query, (where.group, after)) for query, _ in group_queries(where)]
+            asked = [("next_topic_of_group", (where.group, ended, after)) for ended in group_parts(where)]
         elif where.state is not None:
             asked = [("next_topic_of_state", (CODES[where.state], after))]
         found = [self._call.execute(QUERIES[query], values).fetchone()[0] for query, values in asked]
@@ -227,8 +227,8 @@ class SqliteReads(Reads):
     async def by_name(self, topic: Topic, after: str, where: Filter, most: int) -> list[Located]:
         if where.group is None:
             return read_tasks(self._call, QUERIES["page_by_name"], (topic, after, most))
-        named = where.group, topic, after, most
-        pages = [read_tasks(self._call, QUERIES[query], named) for _, query in group_queries(where)]
+        asked = [(where.group, ended, topic, after, most) for ended in group_parts(where)]
+        pages = [read_tasks(self._call, QUERIES["page_by_group"], named) for named in asked]
         return merged_by_key(pages, most)
 
     async def by_time(

@@ -47,8 +47,7 @@ CREATE INDEX bide_task_time ON bide_task (state, topic, at)
 -- The tasks that purge may forget: only ended tasks have a keep_until.
 CREATE INDEX bide_task_kept ON bide_task (keep_until) WHERE keep_until IS NOT NULL
 --;
--- The live members of a group, and those that have ended, which may be many. Two partial indexes would need two more
--- conditions in each write.
+-- The members of a group that live, and those that have ended. Two partial indexes would make each write dearer.
 CREATE INDEX bide_task_group ON bide_task (group_name, state >= 2, topic, key) WHERE group_name IS NOT NULL
 --;
 -- One row: the last fencing token that was given out.
