@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import itertools
-import random
 import socket
 from collections.abc import Callable, Coroutine
 from ipaddress import IPv4Address, IPv6Address
@@ -27,6 +25,7 @@ from bide.sinks.webhook.guard import AddressRefused, Guard, blocked_reason, ip_l
 from bide.sinks.webhook.hosts import FARTHEST, PATIENCE, HostLimits, HostSlot
 from bide.testing import task_for
 from bide.testing.virtual import VirtualLoop, run_virtual
+from bide_proofs.servers.process import free_port
 
 GUARD = Guard()
 
@@ -347,14 +346,6 @@ OUTSIDE = "127.0.0.2"
 """Stands for a public address: the only one that these posts are allowed to call."""
 
 
-def common_port() -> int:
-    """A port that is free on both, and that no outgoing connection gets (those are above 32767)."""
-    for port in random.sample(range(20_000, 30_000), 100):
-        with contextlib.suppress(OSError), socket.create_server((INSIDE, port)), socket.create_server((OUTSIDE, port)):
-            return port
-    raise AssertionError("no port is free on both addresses")
-
-
 def task(url: str) -> Task[Any]:
     return task_for("order.close", {"number": 42}, key="42", headers={"webhook": url})
 
@@ -370,7 +361,7 @@ async def test_a_name_that_leads_inside(receiver: Receiver) -> None:
 async def test_a_name_that_is_bound_anew_between_two_deliveries() -> None:
     """DNS rebinding: outside when it was first looked at, inside when it counts."""
     async with (
-        receiving(says(200, b"", "Connection: close"), host=OUTSIDE, port=common_port()) as outside,
+        receiving(says(200, b"", "Connection: close"), host=OUTSIDE, port=free_port()) as outside,
         receiving(host=INSIDE, port=outside.port) as inside,
     ):
         names = Names([OUTSIDE], [INSIDE])
@@ -386,7 +377,7 @@ async def test_a_name_that_is_bound_anew_between_two_deliveries() -> None:
 
 
 async def test_a_name_with_addresses_inside_and_outside_leads_outside_alone() -> None:
-    port = common_port()
+    port = free_port()
     async with receiving(host=OUTSIDE, port=port) as outside, receiving(host=INSIDE, port=port) as inside:
         for order in ([INSIDE, OUTSIDE], [OUTSIDE, INSIDE]):
             async with WebhookPost(allow=[OUTSIDE], plain_http=True, resolver=Names(order)) as post:
@@ -396,7 +387,7 @@ async def test_a_name_with_addresses_inside_and_outside_leads_outside_alone() ->
 
 
 async def test_a_name_whose_outside_does_not_answer_does_not_fall_back_to_the_inside() -> None:
-    async with receiving(host=OUTSIDE, port=common_port()) as gone:
+    async with receiving(host=OUTSIDE, port=free_port()) as gone:
         port = gone.port
     async with receiving(host=INSIDE, port=port) as inside:
         names = Names([OUTSIDE, INSIDE])
