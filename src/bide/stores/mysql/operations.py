@@ -169,10 +169,10 @@ class MySqlBatch(Batch):
             self.waiting.append(record)
 
     def _join(self, found: Found, record: Record) -> None:
-        """Write which group the task belongs to, and whether it lives, if that has changed."""
-        old, joins = found.record, (record.group, record.state.live)
-        if old is None or (old.group, old.state.live) != joins:
-            self._rows["join_groups"].append((found.row, record.group, record.topic, record.key, int(not joins[1])))
+        """Write which group the task belongs to, which is not None, and whether it lives, if that has changed."""
+        old, group, live = found.record, record.group, record.state.live
+        if old is None or (old.group, old.state.live) != (group, live):
+            self._rows["join_groups"].append((found.row, group, record.topic, record.key, int(not live)))
 
     async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
         """Leave the insertion to the packet with the other writes."""

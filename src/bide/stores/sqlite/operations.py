@@ -45,7 +45,7 @@ from bide.core.records import (
     Topic,
 )
 from bide.stores.batches import Drained, drained
-from bide.stores.sql.rows import AT, PAYLOAD, ROW, Row, record_of, values_of
+from bide.stores.sql.rows import AT, ROW, Row, record_of, values_of
 from bide.stores.sqlite.connection import DiskReserve, lost_part
 from bide.stores.sqlite.rows import (
     FEW,
@@ -58,6 +58,7 @@ from bide.stores.sqlite.rows import (
     get_tasks,
     mended,
     read_rows,
+    sizes_of,
 )
 
 A = TypeVar("A")
@@ -81,7 +82,7 @@ _ANY_TOPIC: Topic = ""
 KEEP_DAMAGED: Millis = 14 * 86_400_000
 """How long a task that was set aside is kept: the default retention of dead tasks."""
 
-_by_at, _topic, _payload, _row_payload = itemgetter(AT), itemgetter(0), itemgetter(-1), itemgetter(PAYLOAD)
+_by_at, _topic, _payload = itemgetter(AT), itemgetter(0), itemgetter(-1)
 
 
 class UnitOfWork:
@@ -284,7 +285,7 @@ def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Mill
             tasks.append(record)
             updates.append((until, record.planned_at, record.attempt, record.losses, token, holder, row[ROW]))
         if rows:
-            room -= sum(map(len, map(_row_payload, rows)))
+            room -= sum(sizes_of(rows))
             work.used_token(token)
     work.point("lease:selected")
     if updates:
@@ -305,7 +306,7 @@ def _due(work: UnitOfWork, topic: Topic, want: int, now: Millis, room: int) -> l
             if not lost:
                 return waiting
             due = sorted(waiting + lost, key=_by_at)[:want]
-            return due[: fitting([len(row[PAYLOAD]) for row in due], room)]
+            return due[: fitting(sizes_of(due), room)]
         for row, flaw in damaged:
             _set_aside(work, row, flaw, now)
 

@@ -21,9 +21,8 @@ SELECT {record} FROM bide_task WHERE topic = ? AND key IN (SELECT value FROM jso
 -- A complete new state of an existing task. Its row stays the same, so that pages over equal times stay correct.
 UPDATE bide_task SET
     id = ?, group_name = ?, state = ?, due_at = ?, at = ?, planned_at = ?, attempt = ?, failures = ?, losses = ?,
-    token = ?, holder = ?11, payload = ?12, options = ?, deadline = ?, error = ?, created_at = ?, woke_at = ?,
-    keep_until = ?, spare = CASE WHEN length(?12) >= 4096 THEN
-        zeroblob(57 - CASE WHEN ?11 IS NULL THEN 0 ELSE 6 + length(CAST(?11 AS BLOB)) END) END
+    token = ?, holder = ?, payload = ?12, options = ?, deadline = ?, error = ?, created_at = ?, woke_at = ?,
+    keep_until = ?, spare = CASE WHEN length(?12) >= 4096 THEN zeroblob(57) END
 WHERE row = ?
 
 -- name: move_task

@@ -11,7 +11,6 @@ import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -49,7 +48,6 @@ _MOST = 2**62
 """Counts must be below this, so that they can still rise within 64 bits."""
 
 _encode = msgspec.json.Encoder().encode
-_payload = itemgetter(PAYLOAD)
 
 
 # --- damaged rows
@@ -126,11 +124,13 @@ def _fetched(found: sqlite3.Cursor, room: int | None) -> list[Row]:
     sizes: list[int] = []
     while (not rows or sum(sizes) <= room) and (more := found.fetchmany(8 + len(rows))):
         rows += more
-        try:
-            sizes += list(map(len, map(_payload, more)))
-        except TypeError:  # a damaged row
-            sizes += [0] * len(more)
+        sizes += sizes_of(more)
     return rows[: fitting(sizes, room)]
+
+
+def sizes_of(rows: Sequence[Row]) -> list[int]:
+    """The bytes of the payload of each `{record}` row; 0 for a damaged row."""
+    return [len(payload) if type(payload := row[PAYLOAD]) is bytes else 0 for row in rows]
 
 
 def _text_or_bytes(raw: bytes) -> str | bytes:

@@ -47,7 +47,7 @@ CREATE INDEX bide_task_time ON bide_task (state, topic, at)
 -- The tasks that purge may forget: only ended tasks have a keep_until.
 CREATE INDEX bide_task_kept ON bide_task (keep_until) WHERE keep_until IS NOT NULL
 --;
--- The members of a group that live, and those that have ended. Two partial indexes would make each write dearer.
+-- The live and the ended members of a group. With two partial indexes each write would check two conditions.
 CREATE INDEX bide_task_group ON bide_task (group_name, state >= 2, topic, key) WHERE group_name IS NOT NULL
 --;
 -- One row: the last fencing token that was given out.
