@@ -222,7 +222,7 @@ def _add_again(work: UnitOfWork, tasks: Sequence[NewTask], answers: list[Answer]
 
     A row with its task's new token is the row that was just inserted for it.
     """
-    writes = _Writes(work, tasks)
+    writes = _Writes(work, tasks, now)
     for position, new in enumerate(tasks):
         born = answers[position].record
         row, old = writes.read(new.topic, new.key)
@@ -233,7 +233,6 @@ def _add_again(work: UnitOfWork, tasks: Sequence[NewTask], answers: list[Answer]
         token = next_token(work.last_token(), now)
         answer = answers[position] = lifecycle.schedule(new, old, now, token)
         if answer.result in lifecycle.ADDED and answer.record is not None:
-            work.used_token(token)
             writes.put(row, answer.record)
     writes.flush()
 
@@ -241,7 +240,7 @@ def _add_again(work: UnitOfWork, tasks: Sequence[NewTask], answers: list[Answer]
 def change(work: UnitOfWork, changes: Sequence[Change], now: Millis) -> list[Answer]:
     """Move, cancel, redrive: one read and one write for each."""
     answers = []
-    writes = _Writes(work, changes)
+    writes = _Writes(work, changes, now)
     decide = lifecycle.change
     for asked in changes:
         row, old = writes.read(asked.topic, asked.key)
@@ -249,15 +248,8 @@ def change(work: UnitOfWork, changes: Sequence[Change], now: Millis) -> list[Ans
         answer = decide(asked, old, now, token)
         answers.append(answer)
         record = answer.record
-        if record is None or record.token != token:
-            continue
-        work.used_token(token)
-        if type(asked) is Move:
-            writes.move(row, record)
-        else:
-            writes.put_or_forget(row, record, now)
-        if record.state is State.WAITING:
-            work.waits((record.topic,))
+        if record is not None and record.token == token:
+            writes.put(row, record, moved=type(asked) is Move)
     work.point("change:decided")
     writes.flush()
     work.point("change:written")
@@ -352,19 +344,13 @@ def settle(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) -> lis
     if all(one.outcome is OutcomeKind.DONE for one in outcomes) and _settle_done(work, outcomes, now):
         return [True] * len(outcomes)
     settled = []
-    writes = _Writes(work, outcomes)
+    writes = _Writes(work, outcomes, now)
     for asked in outcomes:
         row, old = writes.read(asked.topic, asked.key)
         held = lifecycle.holds(old, asked.token)
         settled.append(held)
-        if not held or old is None:
-            continue
-        token = next_token(work.last_token(), now)
-        record = lifecycle.settle(asked, old, now, token)
-        work.used_token(token)
-        writes.put_or_forget(row, record, now)
-        if record.state is State.WAITING:
-            work.waits((record.topic,))
+        if held and old is not None:
+            writes.put(row, lifecycle.settle(asked, old, now, next_token(work.last_token(), now)))
     work.point("settle:decided")
     writes.flush()
     work.point("settle:written")
@@ -442,10 +428,13 @@ class _Writes:
     A second read of the same task (a key that occurs twice in a batch) flushes the writes first.
     """
 
-    __slots__ = ("_forgotten", "_found", "_moved", "_put", "_touched", "_work")
+    __slots__ = ("_forgotten", "_found", "_moved", "_now", "_put", "_touched", "_work")
 
-    def __init__(self, work: UnitOfWork, asked: Sequence[Change] | Sequence[Settlement] | Sequence[NewTask]) -> None:
+    def __init__(
+        self, work: UnitOfWork, asked: Sequence[Change] | Sequence[Settlement] | Sequence[NewTask], now: Millis
+    ) -> None:
         self._work = work
+        self._now = now
         self._found: ByName = {}
         if len(asked) > FEW:
             self._found = by_names(work.cursor, [(one.topic, one.key) for one in asked])
@@ -462,17 +451,17 @@ class _Writes:
         self._touched.add(name)
         return self._found.pop(name, None) or by_name(self._work.cursor, topic, key) or (0, None)
 
-    def move(self, row: int, record: Record) -> None:
-        self._moved.append((record.due_at, record.wake_at, record.token, record.deadline, row))
-
-    def put(self, row: int, record: Record) -> None:
-        self._put.append(_put_values(record, row))
-
-    def put_or_forget(self, row: int, record: Record, now: Millis) -> None:
-        if record.keep_until is not None and record.keep_until <= now:
+    def put(self, row: int, record: Record, *, moved: bool = False) -> None:
+        """Write a task that has a new token; `moved`: that, and its times, are all that has changed."""
+        self._work.used_token(record.token)
+        if record.state is State.WAITING:
+            self._work.waits((record.topic,))
+        if moved:
+            self._moved.append((record.due_at, record.wake_at, record.token, record.deadline, row))
+        elif record.keep_until is not None and record.keep_until <= self._now:
             self._forgotten.append((row,))
         else:
-            self.put(row, record)
+            self._put.append(_put_values(record, row))
 
     def flush(self) -> None:
         for query, rows in (("move_task", self._moved), ("put_task", self._put), ("delete_task", self._forgotten)):
