@@ -41,7 +41,7 @@ class LocalWorkers:
 
     @property
     def lease_calls(self) -> int:
-        """The calls of their stores that lease, if these are watched."""
+        """The calls of their stores that ask for tasks, if these are watched."""
         return sum(log.lease_calls for log in self._apps.values())
 
     async def go(self) -> int:
