@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -16,7 +15,7 @@ from tests.waiting import elapse, forever, in_virtual_time, until
 from bide.core.errors import StoreUnavailable
 from bide.core.instants import In
 from bide.ports import Listening
-from bide.stores.mysql.connection import Call, address_of
+from bide.stores.mysql.connection import address_of
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.store import MySqlRuntime
 from bide.stores.sql.leasing import POLL, SLACK
@@ -51,14 +50,15 @@ class Server:
             raise self.fails
         if self.hangs:
             await forever()
-        return await work(SimpleNamespace(ask=self.ask, packed=Call.packed, name=Call.name))
+        return await work(SimpleNamespace(ask=self.ask, send=self.send, write=lambda query, **values: values))
 
-    async def ask(self, query: str, **values: Any) -> list[tuple[Any, int]]:
+    async def ask(self, query: str) -> list[tuple[Any, int]]:
         self.asked[query] += 1
-        if query == "next_wakes":
-            wanted = json.loads(values["wanted"])
-            return [(topic.encode(), self.heads[topic]) for topic in wanted if topic in self.heads]
         return [] if self.position is None else [(b"", self.position)]
+
+    async def send(self, *statements: Any) -> list[list[tuple[int]]]:
+        self.asked["heads"] += 1
+        return [[(self.heads[one["topic"]],)] if one["topic"] in self.heads else [] for one in statements]
 
     async def close(self) -> None:
         """As the store closes it."""
@@ -98,7 +98,7 @@ async def test_what_becomes_visible_after_it_was_logged_is_noticed(server: Serve
     server.heads["t"] = 60
     await elapse(9 * A_POLL)
     assert server.heard == [("t", 60)]
-    assert server.asked["next_wakes"] == 2
+    assert server.asked["heads"] == 2
 
 
 @watched
@@ -207,3 +207,20 @@ async def test_a_commit_of_another_process_is_noticed(url: str, open_store: Open
     assert set(heard) <= due
     await listening.close()
     assert (await lease(store)).tasks
+
+
+async def test_after_a_lease_of_heads_alone_the_next_commit_is_noticed(url: str, open_store: OpensStore) -> None:
+    store, other = await open_store(url, clock="server"), await open_store(url, clock="server")
+    heard: list[tuple[str, int]] = []
+    listening = await store.listen(["t"], lambda *wake: heard.append(wake))
+    await put_one(other, new("first", due=In(0)))
+    assert len((await lease(store)).tasks) == 1, "all that it wanted, so more may be due"
+    assert not (await lease(store, 0)).tasks
+
+    async def told() -> bool:
+        await put_one(other, new("second", due=In(0)))
+        return "t" in dict(heard)
+
+    heard.clear()
+    await until(told, "a notification")
+    await listening.close()

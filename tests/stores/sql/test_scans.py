@@ -146,64 +146,73 @@ async def test_what_appears_far_back_is_found_by_the_next_full_scan(
 
 def test_the_first_scan_is_thorough_and_the_next_goes_on() -> None:
     known = ScanPositions(used=True)
-    assert known.begin(["t"], NOW) == ([0], True)
+    assert known.begin({"t": 1}, NOW) == ([0], True)
     known.scanned(["t"], {})
     known.emptied(["t"], NOW)
-    assert known.begin(["t"], NOW) == ([NOW - SLACK], False)
+    assert known.begin({"t": 1}, NOW) == ([NOW - SLACK], False)
     known.reached({"t": NOW - 5_000})
-    assert known.begin(["t"], NOW) == ([NOW - 5_000], False)
+    assert known.begin({"t": 1}, NOW) == ([NOW - 5_000], False)
     known.note_wakes({"t": NOW - 6_000, "u": NOW})
-    assert known.begin(["t"], NOW) == ([NOW - 6_000], False)
-    assert known.begin(["t", "u"], NOW) == ([0, 0], True), "one that was never scanned"
-    assert known.begin(["t", "u"], NOW) == ([0, 0], True), "the one before has failed"
+    assert known.begin({"t": 1}, NOW) == ([NOW - 6_000], False)
+    assert known.begin({"t": 1, "u": 1}, NOW) == ([NOW - 6_000, 0], True), "one that was never scanned"
+    assert known.begin({"t": 1, "u": 1}, NOW) == ([NOW - 6_000, 0], True), "the one before has failed"
     known.scanned(["t", "u"], {})
-    assert known.begin(["t"], NOW)[1] is False
+    assert known.begin({"t": 1}, NOW)[1] is False
 
 
 def test_what_is_told_of_while_a_scan_is_under_way_is_where_the_next_begins() -> None:
     known = ScanPositions(used=True, slack=100)
-    known.begin(["t", "u"], NOW)
+    known.begin({"t": 1, "u": 1}, NOW)
     known.scanned(["t", "u"], {})
     known.note_wakes({"t": NOW - 700, "u": NOW - 800})
     known.note_wakes({"t": NOW - 300})
     known.emptied(["t"], NOW)
     known.reached({"u": NOW - 20})
-    assert known.begin(["t", "u"], NOW) == ([NOW - 700, NOW - 800], False), "it may not have seen them"
+    assert known.begin({"t": 1, "u": 1}, NOW) == ([NOW - 700, NOW - 800], False), "it may not have seen them"
     known.emptied(["t"], NOW)
     known.reached({"u": NOW - 20})
-    assert known.begin(["t", "u"], NOW) == ([NOW - 100, NOW - 20], False)
+    assert known.begin({"t": 1, "u": 1}, NOW) == ([NOW - 100, NOW - 20], False)
 
 
 def test_now_and_then_a_scan_is_thorough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leasing, "THOROUGH_EVERY", 0.0)
     known = ScanPositions(used=True)
     for _ in range(3):
-        assert known.begin(["t"], NOW)[1] is True
+        assert known.begin({"t": 1}, NOW)[1] is True
         known.scanned(["t"], {})
 
 
 def test_a_scan_is_thorough_once_a_lease_has_ended_that_others_hold() -> None:
     known = ScanPositions(used=True)
-    known.begin(["t", "u"], NOW)
+    known.begin({"t": 1, "u": 1}, NOW)
     known.scanned(["t", "u"], {"t": NOW + 400})
-    assert known.heads(["t", "u"], {"t": NOW + 300}, NOW, thorough=True) == {"t": NOW + 300}
-    assert known.heads(["t", "u"], {"u": NOW + 9_000}, NOW, thorough=True) == {"t": NOW + 400, "u": NOW + 9_000}
-    assert known.begin(["t"], NOW + 399)[1] is False
-    assert known.heads(["t"], {"t": NOW + 9_000}, NOW + 399, thorough=False) == {"t": NOW + 400}
-    assert known.begin(["u"], NOW + 400)[1] is False, "there it is of no use"
-    assert known.begin(["t", "u"], NOW + 400)[1] is True
+    assert known.heads({"t": 1, "u": 1}, {"t": NOW + 300}, NOW, thorough=True) == {"t": NOW + 300}
+    assert known.heads({"t": 1, "u": 1}, {"u": NOW + 9_000}, NOW, thorough=True) == {"t": NOW + 400, "u": NOW + 9_000}
+    assert known.begin({"t": 1}, NOW + 399)[1] is False
+    assert known.heads({"t": 1}, {"t": NOW + 9_000}, NOW + 399, thorough=False) == {"t": NOW + 400}
+    assert known.begin({"u": 1}, NOW + 400)[1] is False, "there it is of no use"
+    assert known.begin({"t": 1, "u": 1}, NOW + 400)[1] is True
     known.scanned(["u"], {})
-    assert known.begin(["t"], NOW + 400)[1] is True, "it was not among those"
+    assert known.begin({"t": 1}, NOW + 400)[1] is True, "it was not among those"
     known.scanned(["t"], {})
-    assert known.begin(["t"], NOW + 401)[1] is False, "it is known of no other"
-    assert known.heads(["t"], {}, NOW, thorough=True) == {}
-    assert NOW < known.heads(["t"], {}, NOW, thorough=False)["t"] <= NOW + 1_000
+    assert known.begin({"t": 1}, NOW + 401)[1] is False, "it is known of no other"
+    assert known.heads({"t": 1}, {}, NOW, thorough=True) == {}
+    assert NOW < known.heads({"t": 1}, {}, NOW, thorough=False)["t"] <= NOW + 1_000
+
+
+def test_a_scan_for_heads_alone_is_thorough_and_needs_no_other_soon() -> None:
+    known = ScanPositions(used=True)
+    for _ in range(2):
+        assert known.begin({"t": 0, "u": 0}, NOW)[1] is True
+        known.scanned(["t", "u"], {})
+    assert known.begin({"t": 0, "u": 1}, NOW)[1] is False
+    assert known.heads({"t": 0, "u": 1}, {}, NOW, thorough=False).keys() == {"u"}
 
 
 def test_where_the_callers_clock_counts_every_scan_is_thorough() -> None:
     known = ScanPositions(used=False)
     known.emptied(["t"], NOW)
-    assert [known.begin(["t"], NOW) for _ in range(3)] == [([0], True)] * 3
+    assert [known.begin({"t": 1}, NOW)[1] for _ in range(3)] == [True] * 3
 
 
 async def test_an_ordinary_scan_does_not_say_that_there_are_none(
@@ -213,10 +222,11 @@ async def test_an_ordinary_scan_does_not_say_that_there_are_none(
     store = await open_store(url, clock="server")
     await put_one(store, new(due=In(0)))
     assert len((await lease(store, 5, lasts=HOUR)).tasks) == 1
-    for wanted in (5, 0):
-        leased = await lease(store, wanted)
-        assert leased.next_wake is not None
-        assert leased.now < leased.next_wake <= leased.now + 600_001, "when the next thorough scan is due"
+    leased, heads = await lease(store, 5), await lease(store, 0)
+    assert leased.next_wake is not None
+    assert heads.next_wake is not None
+    assert leased.now < leased.next_wake <= leased.now + 600_001, "when the next thorough scan is due"
+    assert leased.next_wake < heads.next_wake, "a scan for heads alone is thorough"
 
 
 DUE = "2020-01-01 08:00:00"

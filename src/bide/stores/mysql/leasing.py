@@ -39,13 +39,15 @@ from bide.stores.mysql.lease_batches import (
     write_batches,
 )
 from bide.stores.mysql.queries import AT, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
-from bide.stores.sql.leasing import LATER, LONGEST, PER_TOPIC, POLL, SLACK, Leasing, ScanBounds, ScanPositions
+from bide.stores.sql.leasing import LATER, LONGEST, POLL, SLACK, Leasing, ScanBounds, ScanPositions
 from bide.stores.sql.rows import CODES
 
 # --- where scans begin
 
 EXPENSIVE = 0.005
-"""Seconds above which a full scan counts as expensive."""
+"""Seconds above which a full scan of one topic counts as expensive."""
+PER_TOPIC = 0.0002
+"""Seconds for each topic by which it may take longer: the statements for each topic that a bound needs take as long."""
 LONGEST_TRANSACTION: Millis = 5_000
 """How long a transaction may stay open so that the next thorough scan still finds its tasks."""
 
@@ -83,50 +85,56 @@ class MySqlScanBounds(ScanBounds):
         self._there = 0
         self._lost.clear()
 
+    @property
+    def cheap(self) -> bool:
+        """True while each thorough scan is full, which needs no bounds."""
+        return self._full_at is None
+
     def start(self, topics: Sequence[Topic], positions: Sequence[Millis], *, thorough: bool) -> ScanStart:
         """The start of a scan; `positions`: that of an ordinary one."""
         floor = dict(zip(topics, positions, strict=True))
         if not thorough:
-            return ScanStart(floor, floor, {}, False, False, self._full_at is None)
-        if self._full_at is None:
+            return ScanStart(floor, floor, {}, False, False, self.cheap)
+        if self.cheap:
             return from_the_start(topics)
         waiting = {topic: self._bounds.get(topic, 0) for topic in topics}
         head = {topic: max(waiting[topic], floor[topic]) for topic in topics}
         return ScanStart(waiting, head, {topic: self._lost.get(topic, 0) for topic in topics}, False, True, False)
 
     def scanned(self, start: ScanStart, took: float, there: Millis) -> None:
-        """Note a thorough scan at `there` that took `took` seconds. Calls of `left` follow, on the tasks it left."""
+        """Note a thorough scan at `there` that took `took` seconds. A call of `left` follows."""
         if there < self._there:  # the clock was set back
             self._forget()
         elif start.full:
             self.patience = 0.0
             if self._used and took > EXPENSIVE + len(start.waiting) * PER_TOPIC:
-                self._wait(took)
+                self._full_at = self._clock()
+                self._background(list(start.waiting))  # at once: a busy machine may have made this one slow
         elif self._full_at is not None and self._clock() >= self._full_at:
             self._background(list(start.waiting))
         self._there = there
 
     def found(self, first: Mapping[Topic, tuple[Millis | None, Millis | None]], took: float) -> None:
         """Note the result of a background full scan: each topic's earliest wake time and earliest expiry."""
-        if self._full_at is None:
+        if self.cheap:
             return
-        self._full_at = None
-        if took > EXPENSIVE + len(first) * PER_TOPIC:
-            self._wait(took)
+        if took <= EXPENSIVE + len(first) * PER_TOPIC:
+            self._forget()
+            return
+        self._wait(took)
         for topic, heads in first.items():
             for known, at in zip((self._bounds, self._lost), heads, strict=True):
                 if at is not None and at < known.get(topic, 0):
                     known[topic] = at
 
-    def left(self, topic: Topic, waiting: Millis | None, lost: Millis | None) -> None:
-        """Note the wake times of the earliest due tasks that a thorough scan has left: one waiting, one lost.
-
-        None: no such task was due.
-        """
-        since = self._there - LONGEST_TRANSACTION
-        self._bounds[topic] = since if waiting is None else min(since, waiting)
-        since = self._there - SLACK
-        self._lost[topic] = since if lost is None else min(since, lost)
+    def left(self, heads: Mapping[Topic, Heads]) -> None:
+        """Note the earliest wake time and the earliest expiry that a thorough scan has left in each topic."""
+        if self.cheap:
+            return
+        before, expired = self._there - LONGEST_TRANSACTION, self._there - SLACK
+        for topic, (waiting, lost) in heads.items():
+            self._bounds[topic] = before if waiting is None else min(before, waiting)
+            self._lost[topic] = expired if lost is None else min(expired, lost)
 
 
 # --- leasing
@@ -198,8 +206,7 @@ class MySqlLeasing(Leasing):
     async def lease(
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis, lasts: Millis, holder: str
     ) -> Leased:
-        if not any(want > 0 for want in wants.values()):
-            return await super().lease(wants, now, about, lasts, holder)
+        wants = dict(sorted(wants.items()))
         asked = {topic: want for topic, want in wants.items() if want > 0 and self.next_due.is_due(topic, about)}
         others = {topic: want for topic, want in wants.items() if topic not in asked}
         known: Mapping[Topic, Millis] = {}
@@ -218,11 +225,11 @@ class MySqlLeasing(Leasing):
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis, lasts: Millis, holder: str
     ) -> tuple[Leased, bool]:
         positions, bounds = self.positions, self.bounds
-        topics = sorted(wants)
-        counts = {topic: min(wants[topic], _MOST) for topic in topics}
+        topics = list(wants)
+        counts = {topic: min(want, _MOST) for topic, want in wants.items()}
 
         async def take(call: Call) -> tuple[Leased, bool]:
-            start = self._scan_start(call, topics, about)
+            start = self._scan_start(call, counts, about)
             with bounds.timed(full=start.full) as so_far:
                 locked = await self._locked(call, counts, start, now)
                 there, found, took = locked.there, locked.found, so_far()
@@ -249,10 +256,10 @@ class MySqlLeasing(Leasing):
                     wakes[topic] = min(wakes.get(topic, there + lasts), there + lasts)
             if start.thorough:
                 positions.scanned(topics, ends)
-                self._note_scan(start, took, heads, there)
-                for topic in counts.keys() - set(room):
-                    bounds.left(topic, found[topic][-1][AT], locked.expired.get(topic))
-            next_scans = positions.heads(topics, wakes, there, thorough=start.thorough)
+                bounds.scanned(start, took, there)
+                full = counts.keys() - set(room)
+                bounds.left({**heads, **{one: (found[one][-1][AT], locked.expired.get(one)) for one in full}})
+            next_scans = positions.heads(counts, wakes, there, thorough=start.thorough)
             if not skipped:
                 self._note(counts, room, found, there)
             return Leased(tasks, next_scans, there), bool(skipped)
@@ -307,23 +314,16 @@ class MySqlLeasing(Leasing):
                 locked.rewritten.extend(rewrite_batches(call, expired[topic], left, there))
         return locked
 
-    def _scan_start(self, call: Call, topics: list[Topic], about: Millis) -> ScanStart:
+    def _scan_start(self, call: Call, wants: Mapping[Topic, int], about: Millis) -> ScanStart:
         """Determine the start of the scan, and allow the call the time for it."""
-        positions, bounds = self.positions, self.bounds
-        since, thorough = positions.begin(topics, about)
+        bounds = self.bounds
+        since, thorough = self.positions.begin(wants, about)
         if thorough:
             bounds.on_connection(call.connection)
-            since = [positions.position(topic) for topic in topics]
-        start: ScanStart = bounds.start(topics, since, thorough=thorough)
+        start: ScanStart = bounds.start(list(wants), since, thorough=thorough)
         if start.full and bounds.patience:
             call.allow(bounds.patience)
         return start
-
-    def _note_scan(self, start: ScanStart, took: float, heads: Mapping[Topic, Heads], there: Millis) -> None:
-        """Note a thorough scan, and the due tasks that it left in the topics whose heads were read."""
-        self.bounds.scanned(start, took, there)
-        for topic, first in heads.items():
-            self.bounds.left(topic, *[at if at is not None and at <= there else None for at in first])
 
     def _note(
         self, counts: Mapping[Topic, int], room: list[Topic], found: Mapping[Topic, list[Row]], there: Millis
@@ -343,24 +343,34 @@ class MySqlLeasing(Leasing):
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis
     ) -> tuple[Leased, Collection[Topic]]:
         positions, bounds = self.positions, self.bounds
-        topics = sorted(wants)
+        topics = list(wants)
 
         async def work(call: Call) -> tuple[Leased, set[Topic]]:
-            start = self._scan_start(call, topics, about)
+            start = self._scan_start(call, wants, about)
             asked = _ask_heads(call, topics, start._replace(head=start.waiting))  # no other statement scans from there
             with bounds.timed(full=start.full) as took:
                 [[(there, _)], *found] = await call.timed(call.select_clock(now), *asked)
             heads = _read_heads(topics, found, start)
             wakes, ends, due = _next_wakes(heads, wants, there)
             if start.thorough:
-                self._note_scan(start, took(), heads, there)
+                bounds.scanned(start, took(), there)
+                bounds.left(heads)
                 # the scan of the due topics, which follows, has to be thorough as well
                 positions.scanned([topic for topic in topics if topic not in due], ends)
-            next_scans = positions.heads(topics, wakes, there, thorough=start.thorough)
+            next_scans = positions.heads(wants, wakes, there, thorough=start.thorough)
             positions.emptied([topic for topic in topics if wants[topic] > 0 and topic not in due], there)
             return Leased([], next_scans, there), due
 
         return await self._connection.read(work)
+
+    async def next_wakes(
+        self, call: Call, topics: Sequence[Topic], since: Millis, until: Millis
+    ) -> dict[Topic, Millis]:
+        """The earliest wake time in each topic, up to `until`. Those before `since` may be left out."""
+        start = self.bounds.start(topics, [since] * len(topics), thorough=False)
+        answers = await call.send(*_ask_heads(call, topics, start, until))
+        heads = _read_heads(topics, answers, start)
+        return {topic: wake for topic, (wake, _) in heads.items() if wake is not None and wake <= until}
 
     async def _scan_fully(self, connection: MySqlConnection, topics: Sequence[Topic]) -> None:
         async def work(call: Call) -> None:
@@ -425,9 +435,9 @@ def _together(topics: Sequence[Topic], start: ScanStart) -> bool:
     return start.cheap and len(topics) > _FEW
 
 
-def _ask_heads(call: Call, topics: Sequence[Topic], start: ScanStart) -> list[bytes]:
+def _ask_heads(call: Call, topics: Sequence[Topic], start: ScanStart, until: Millis = NEVER) -> list[bytes]:
     if _together(topics, start):
-        return [call.write("heads", wanted=call.packed(topics))]
+        return [call.write("heads", wanted=call.packed(topics), until=until)]
     statements = []
     for topic in topics:
         statements.append(call.write("waiting_head", topic=topic, floor=start.head[topic]))

@@ -167,23 +167,17 @@ WHERE topic = :topic AND ended = 0 AND state = 0 AND at >= :floor ORDER BY at LI
 SELECT until FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = :topic AND until >= :floor ORDER BY until LIMIT 1
 
 -- name: heads
--- Both heads of each of :wanted, topics as JSON, that has one, from the very start of the index. A bound that differs
--- from topic to topic would make no range here.
+-- Both heads of each of :wanted, topics as JSON, that has one until then, from the very start of the index: here a bound
+-- would make no range, but a condition on each entry.
 SELECT topic,
     (SELECT at FROM {task} FORCE INDEX (due) WHERE topic = want.topic AND ended = 0 AND state = 0 ORDER BY at LIMIT 1)
         AS wake,
     (SELECT until FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = want.topic ORDER BY until LIMIT 1) AS expiry
 FROM JSON_TABLE(_utf8mb4 :wanted, '$[*]' COLUMNS (topic VARBINARY(200) PATH '$')) AS want
-HAVING wake IS NOT NULL OR expiry IS NOT NULL
+HAVING wake <= :until OR expiry <= :until
 
 -- name: redo
 SHOW GLOBAL STATUS LIKE 'Innodb_lsn_current'
-
--- name: next_wakes
--- The next wake of each of :wanted that has one in this span. One span for all topics makes a range.
-SELECT topic, (SELECT at FROM {task} FORCE INDEX (due) WHERE topic = want.topic AND ended = 0 AND state = 0
-    AND at BETWEEN :since AND :until ORDER BY at LIMIT 1) AS wake
-FROM JSON_TABLE(_utf8mb4 :wanted, '$[*]' COLUMNS (topic VARBINARY(200) PATH '$')) AS want HAVING wake IS NOT NULL
 
 -- name: leases
 -- All batches of a topic; their number depends only on the tasks under way.

@@ -133,8 +133,8 @@ class MySqlRuntime(Runtime):
     async def _look(self, call: Call) -> bool:
         """If the log has moved, notify of what wakes soon. False: the server does not tell the position.
 
-        One seek per topic, except where something is known to be due, from three readings back: no task wakes before it
-        is written. A commit becomes visible a moment after it was logged, so the next reading asks again.
+        One seek per topic, except where something is known to be due; from three readings back, as no task wakes before
+        it is written. A commit becomes visible a moment after it was logged, so the next reading asks again.
         """
         now, topics = self.about(0), self.listeners.topics()
         is_due = partial(self.leasing.next_due.is_due, about=now)
@@ -144,8 +144,7 @@ class MySqlRuntime(Runtime):
         position = int(rows[0][1]) if rows else 0
         if self._positions != (position, position):
             for part in slices([*filterfalse(is_due, topics)], AT_ONCE):
-                values = {"since": now - 3 * POLL, "until": now + 2 * SLACK, "wanted": call.packed(part)}
-                self.notify({call.name(topic): wake for topic, wake in await call.ask("next_wakes", **values)})
+                self.notify(await self.leasing.next_wakes(call, part, now - 3 * POLL, now + 2 * SLACK))
             self._positions = (*self._positions[-1:], position)
         return position > 0
 

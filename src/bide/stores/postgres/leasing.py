@@ -33,13 +33,15 @@ from bide.core.instants import Millis
 from bide.core.records import Leased, Record, Topic
 from bide.stores.postgres.connection import Call, PostgresConnection, Row
 from bide.stores.postgres.queries import MOST
-from bide.stores.sql.leasing import LATER, LONGEST, PER_TOPIC, SLACK, Leasing, ScanBounds, ScanPositions
+from bide.stores.sql.leasing import LATER, LONGEST, SLACK, Leasing, ScanBounds, ScanPositions
 from bide.stores.sql.rows import WIDTH, WOKE, record_of
 
 # --- where scans begin
 
 EXPENSIVE = 0.003
 """Seconds above which a full scan counts as expensive."""
+PER_TOPIC = 0.00002
+"""The seconds for each topic that make no scan expensive."""
 SOON: Millis = 1_500
 """How far ahead each scan searches for the expiry of leases: until well after the next thorough scan."""
 PREPARED = "-1/"
@@ -196,12 +198,12 @@ class PostgresLeasing(Leasing):
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis, lasts: Millis, holder: str
     ) -> tuple[Leased, bool]:
         positions, bounds = self.positions, self.bounds
-        topics = sorted(wants)
-        counts = [min(wants[topic], MOST[-1]) for topic in topics]
+        topics = list(wants)
+        counts = [min(want, MOST[-1]) for want in wants.values()]
         form = next(most for most in MOST if most >= max(counts))
 
         async def take(call: Call) -> tuple[Leased, bool]:
-            since, thorough = positions.begin(topics, about)
+            since, thorough = positions.begin(wants, about)
             if not thorough and len(topics) == 1 and positions.plenty(topics[0]):
                 rows = await call.numbered(f"lease_more_{form}", now, topics[0], counts[0], lasts, holder, since[0])
                 return self._taken_more(rows, topics[0], counts[0]), False
@@ -233,7 +235,7 @@ class PostgresLeasing(Leasing):
         if bounds.watching:
             [row] = await call.fetch("writers")
             bounds.read(row["now"], row["writers"])
-        start: ScanStart = bounds.start(topics, [self.positions.position(topic) for topic in topics])
+        start: ScanStart = bounds.start(topics, since)
         if start.full and bounds.patience:
             call.allow(bounds.patience)
         return start
@@ -280,16 +282,16 @@ class PostgresLeasing(Leasing):
             self.positions.ran_short(topic)
             return Leased(tasks, {topic: there}, there)
         self.positions.reached({topic: tasks[-1].planned_at})
-        return Leased(tasks, self.positions.heads((topic,), {}, there, thorough=False), there)
+        return Leased(tasks, self.positions.heads({topic: want}, {}, there, thorough=False), there)
 
     async def _read_wake(
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis
     ) -> tuple[Leased, Collection[Topic]]:
         positions, bounds = self.positions, self.bounds
-        topics = sorted(wants)
+        topics = list(wants)
 
         async def work(call: Call) -> Leased:
-            since, thorough = positions.begin(topics, about)
+            since, thorough = positions.begin(wants, about)
             start = await self._scan_start(call, topics, since, thorough=thorough)
             asked = (now, topics, start.waiting, thorough, start.lost, start.ends, SOON)
             with bounds.timed(full=start.full) as took:
@@ -301,7 +303,7 @@ class PostgresLeasing(Leasing):
                 bounds.ended(topics, ends, there)
                 for topic in topics:
                     bounds.emptied([topic], _first(wakes.get(topic), ends.get(topic)))
-            return Leased([], positions.heads(topics, wakes, there, thorough=thorough), there)
+            return Leased([], positions.heads(wants, wakes, there, thorough=thorough), there)
 
         return await self._connection.read(work), ()
 

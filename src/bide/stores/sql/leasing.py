@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,20 +55,23 @@ class ScanPositions:
         """By topic, when the next lease of another worker expires, as the last thorough scan saw it."""
         self._plenty: set[Topic] = set()
 
-    def begin(self, topics: Collection[Topic], about: Millis) -> tuple[list[Millis], bool]:
-        """Begin a scan: return its start in each topic, and whether it is thorough. `about`: the approximate time."""
+    def begin(self, wants: Mapping[Topic, int], about: Millis) -> tuple[list[Millis], bool]:
+        """Begin a scan: return where an ordinary one starts in each topic, and whether this one is thorough.
+
+        `about`: the approximate time. A scan that wants no tasks is thorough, so its heads need no other scan soon.
+        """
         self._began = time.monotonic()
         self._noted.clear()
         ends, before = self._ends, self._began - THOROUGH_EVERY
-        if not self._used or any(
-            self._scanned_at.get(topic, -1.0) <= before or (topic in ends and ends[topic] <= about) for topic in topics
-        ):
-            return [0] * len(topics), True
-        return [self.position(topic) for topic in topics], False
-
-    def position(self, topic: Topic) -> Millis:
-        """The start of an ordinary scan; 0 for a topic that was never emptied."""
-        return self._positions.get(topic, 0)
+        thorough = (
+            not self._used
+            or not any(wants.values())
+            or any(
+                self._scanned_at.get(topic, -1.0) <= before or (topic in ends and ends[topic] <= about)
+                for topic in wants
+            )
+        )
+        return [self._positions.get(topic, 0) for topic in wants], thorough
 
     def scanned(self, topics: Collection[Topic], ends: Mapping[Topic, Millis]) -> None:
         """Note that a thorough scan was completed, and when the next lease that it saw in each topic expires."""
@@ -80,16 +83,19 @@ class ScanPositions:
                 self._ends.pop(topic, None)
 
     def heads(
-        self, topics: Iterable[Topic], wakes: Mapping[Topic, Millis], now: Millis, *, thorough: bool
+        self, wants: Mapping[Topic, int], wakes: Mapping[Topic, Millis], now: Millis, *, thorough: bool
     ) -> dict[Topic, Millis]:
         """When to scan each topic again: at its wake time, or at the next expiry of a lease if that is earlier.
 
-        An ordinary scan does not see when leases expire, so after one no worker sleeps past the next thorough scan.
+        An ordinary scan does not see when leases expire, so after one no worker that wants tasks sleeps past the next
+        thorough scan.
         """
-        again = NEVER if thorough else now + int(THOROUGH_EVERY * 1000) + 1
-        ends = self._ends
-        found = {topic: min(wakes.get(topic, NEVER), ends.get(topic, NEVER), again) for topic in topics}
-        return {topic: head for topic, head in found.items() if head < NEVER}
+        again = now + int(THOROUGH_EVERY * 1000) + 1
+        found = {} if thorough else {topic: again for topic, want in wants.items() if want > 0}
+        for heads in (wakes, self._ends):
+            for topic in heads.keys() & wants.keys():
+                found[topic] = min(heads[topic], found.get(topic, NEVER))
+        return found
 
     def emptied(self, topics: Collection[Topic], now: Millis) -> None:
         """Note that the scan left nothing due in these topics."""
@@ -122,8 +128,6 @@ class ScanPositions:
 
 # --- bounds of thorough scans
 
-PER_TOPIC = 0.00002
-"""The seconds for each topic that make no scan expensive."""
 SHARE = 20
 """After an expensive full scan, the next one waits for this multiple of its duration."""
 LONGEST = 600.0
@@ -227,6 +231,7 @@ class Leasing(ABC):
         Tasks that others have locked are skipped. If nothing else is due, the scan is repeated a few times, since a
         verb locks a task only for a moment.
         """
+        wants = dict(sorted(wants.items()))  # all calls lock in the same order
         if not any(want > 0 for want in wants.values()):
             leased, _ = await self._read_wake(wants, now, about)
             return leased
@@ -257,7 +262,7 @@ class Leasing(ABC):
             self._scanning.cancel()
             await asyncio.wait([self._scanning])
 
-    # --- the server's part
+    # --- the server's part; `wants` is sorted
 
     @abstractmethod
     async def _take(
