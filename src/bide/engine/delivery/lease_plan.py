@@ -34,7 +34,7 @@ TURN: Millis = 10
 _LAST_TURN = 5
 _MOST_NOTED = 16
 """With so many wakes noted of a topic, no message keeps the worker from asking about it."""
-MOST_LOOKS = 1024
+MOST_LOOKS = 512
 """The most topics to look at in one call: a due topic waits for it."""
 _FEW_LOOKS = 8
 """The most topics for which a look also requests tasks. Of many it reads the heads, which is cheaper."""
