@@ -99,8 +99,9 @@ class HeadCache:
 
     def next_wake(self) -> Millis | None:
         """The time of the next query; None if no shard has a waiting task."""
-        wake = min(map(self.wake, range(len(self.wakes))))
-        return None if wake >= NEVER else wake
+        if min(self.wakes) >= NEVER:
+            return None
+        return min(map(self.wake, range(len(self.wakes))))
 
     def due(self, now: Millis) -> list[int]:
         """The shards to query now, the most overdue first."""
