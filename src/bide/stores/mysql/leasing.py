@@ -363,10 +363,10 @@ class MySqlLeasing(Leasing):
 
         return await self._connection.read(work)
 
-    async def next_wakes(
+    async def wakes_between(
         self, call: Call, topics: Sequence[Topic], since: Millis, until: Millis
     ) -> dict[Topic, Millis]:
-        """The earliest wake time in each topic, up to `until`. Those before `since` may be left out."""
+        """The earliest wake time of each topic that has one from `since` to `until`; or an earlier one."""
         start = self.bounds.start(topics, [since] * len(topics), thorough=False)
         answers = await call.send(*_ask_heads(call, topics, start, until))
         heads = _read_heads(topics, answers, start)

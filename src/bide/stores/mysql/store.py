@@ -144,7 +144,7 @@ class MySqlRuntime(Runtime):
         position = int(rows[0][1]) if rows else 0
         if self._positions != (position, position):
             for part in slices([*filterfalse(is_due, topics)], AT_ONCE):
-                self.notify(await self.leasing.next_wakes(call, part, now - 3 * POLL, now + 2 * SLACK))
+                self.notify(await self.leasing.wakes_between(call, part, now - 3 * POLL, now + 2 * SLACK))
             self._positions = (*self._positions[-1:], position)
         return position > 0
 
