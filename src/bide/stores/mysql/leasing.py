@@ -114,7 +114,7 @@ class MySqlScanBounds(ScanBounds):
             self._background(list(start.waiting))
         self._there = there
 
-    def found(self, first: Mapping[Topic, tuple[Millis | None, Millis | None]], took: float) -> None:
+    def found(self, first: Mapping[Topic, Heads], took: float) -> None:
         """Note the result of a background full scan: each topic's earliest wake time and earliest expiry."""
         if self.cheap:
             return
