@@ -47,7 +47,7 @@ local function replace(topic, key, how, known, old, place, reply)
   if not over then put_it, word = taken(how, known, old) end
   if put_it then
     if state <= LEASED then was = unpack_bytes('>I6', old, 21) end
-    leave(topic, key, old, nil, state)
+    if has(byte(old), GROUP) ~= 0 then leave(topic, key, old, nil, state) end
     if state >= DONE then unkept[#unkept + 1] = topic.name .. '\0' .. key end
   end
   if over then return put_it, state end

@@ -45,7 +45,7 @@ local function change(topic, key, what)
   local _, group, tail = parts(body, place)
   local redriven = pack('>BI7I6I6I6', flags - has(flags, 7 + RAN + DEADLINE), next_token(), now, new_due, new_wake)
   if group then redriven = redriven .. string.char(#group) .. group end
-  leave(topic, key, body, place, DEAD, WAITING)
+  if group then leave(topic, key, body, place, DEAD, WAITING) end
   redriven = redriven .. sub(what, id_at) .. after_id(body, tail)
   put(topic, key, DEAD, WAITING, redriven, new_wake)
   unkept[#unkept + 1] = topic.name .. '\0' .. key

@@ -57,7 +57,7 @@ for number, topic in ipairs(topics) do
   next_argument = next_argument + 1
   local head_at, remember_at = #reply + 1, #remember + 1
   for place = 0, 2 do reply[head_at + place], remember[remember_at + place] = 0, 0 end
-  local taken, changed = 0, want == 0
+  local taken, changed = 0, false
   if want > 0 and not full then
     local keys = due(topic, want)
     changed = #keys > 0
@@ -102,7 +102,7 @@ for number, topic in ipairs(topics) do
     send('ZADD', topic.index[LEASED], leased)
   end
   local wake, ends = head(topic, WAITING), head(topic, LEASED)
-  if changed then index_head(topic, wake, ends) end
+  if want == 0 or changed and (not wake or wake > now) then index_head(topic, wake, ends) end
   reply[head_at], reply[head_at + 1] = wake or -1, ends or -1
   if others and taken > 0 and (not wake or wake > now) and ends > now then
     local first = string.format('%.0f', wake and math.min(wake, ends) or ends)

@@ -89,10 +89,9 @@ local function stored_token()
   return found and found >= 0 and found < 9007199254740992 and floor(found) or 0
 end
 
-local last_token = nil
+local last_token, least_token = nil, math.min(now * 1000, LAST_CLOCK)
 local function next_token()
-  if not last_token then last_token = stored_token() end
-  last_token = max(last_token + 1, math.min(now * 1000, LAST_CLOCK))
+  last_token = max((last_token or stored_token()) + 1, least_token)
   return last_token
 end
 
@@ -194,12 +193,14 @@ local function sound(body)
     local error = unpack_bytes('>I4', body, place + 31 + holder)
     place = place + 35 + holder + (error == NO_ERROR and 0 or error)
   end
-  if has(flags, DEADLINE) ~= 0 then place = place + 6 end
-  if has(flags, GROUP) ~= 0 then place = place + 1 + (byte(body, place) or size) end
+  if flags >= DEADLINE then  -- it has any of the parts after RAN
+    if has(flags, DEADLINE) ~= 0 then place = place + 6 end
+    if has(flags, GROUP) ~= 0 then place = place + 1 + (byte(body, place) or size) end
+  end
   local id = byte(body, place)
   if not id then return false end
   place = place + 1 + (id == 0 and 16 or id)
-  if has(flags, OPTIONS) ~= 0 then
+  if flags >= OPTIONS then
     if place + 3 > size then return false end
     place = place + 4 + unpack_bytes('>I4', body, place)
   end
@@ -273,9 +274,8 @@ local function join(topic, key, group, state)
   joined[count + 1], joined[count + 2] = 0, group_member(topic, key, group, state)
 end
 
--- Take a task out of the index of groups, if it has a group, or move it to its place there in the state `to`.
+-- Take a task with a group out of the index of groups, or move it to its place there in the state `to`.
 local function leave(topic, key, body, place, state, to)
-  if has(byte(body), GROUP) == 0 then return end
   local _, group = parts(body, place or (ran(body)))
   left[#left + 1] = group_member(topic, key, group, state)
   if to then join(topic, key, group, to) end
@@ -297,15 +297,13 @@ local function put(topic, key, from, to, body, score)
   topic.old[key] = body
   local written, added = topic.written, bucket(topic.added, to)
   local count = #written
-  written[count + 1] = key
-  written[count + 2] = body
+  written[count + 1], written[count + 2] = key, body
   if from and from ~= to then
     local removed = bucket(topic.removed, from)
     removed[#removed + 1] = key
   end
   count = #added
-  added[count + 1] = score
-  added[count + 2] = key
+  added[count + 1], added[count + 2] = score, key
   if to == WAITING and (not topic.wake or score < topic.wake) then topic.wake = score end
 end
 
@@ -317,7 +315,7 @@ local function forget(topic, key, body, state, place)
   topic.deleted[#topic.deleted + 1] = key
   local removed = bucket(topic.removed, state)
   removed[#removed + 1] = key
-  leave(topic, key, body, place, state)
+  if has(byte(body), GROUP) ~= 0 then leave(topic, key, body, place, state) end
   if state >= DONE then unkept[#unkept + 1] = topic.name .. '\0' .. key end
 end
 
@@ -326,10 +324,9 @@ local function finish(topic, key, old, from, to, body, keep, place)
   if keep <= now then
     forget(topic, key, old, from, place)
   else
-    leave(topic, key, old, place, from, to)
+    if has(byte(old), GROUP) ~= 0 then leave(topic, key, old, place, from, to) end
     put(topic, key, from, to, body, now)
-    kept[#kept + 1] = keep
-    kept[#kept + 1] = topic.name .. '\0' .. key
+    kept[#kept + 1], kept[#kept + 2] = keep, topic.name .. '\0' .. key
   end
 end
 
@@ -340,6 +337,7 @@ local function set_aside(topic, key)
 end
 
 -- Put a topic into the index of topics under its head, the earlier of both; infinite: it has only ended tasks.
+-- Not needed while more of it is due and its head did not get earlier: the entry is due too.
 local function index_head(topic, wake, ends)
   if wake or ends then
     call('ZADD', KEYS[3], wake and (not ends or wake < ends) and wake or ends, topic.name)
@@ -357,7 +355,9 @@ local function commit()
     local earlier = topic.wake and (not topic.head or topic.wake < topic.head)
     if earlier or topic.moved or topic.changed then
       local wake = head(topic, WAITING)
-      if topic.changed or (wake or false) ~= topic.head then index_head(topic, wake, head(topic, LEASED)) end
+      if topic.changed and (not wake or wake > now) or topic.head ~= nil and topic.head ~= (wake or false) then
+        index_head(topic, wake, head(topic, LEASED))
+      end
     end
     if earlier and ARGV[3] ~= '' then
       call(ARGV[3], ARGV[4], ARGV[5] .. ' ' .. string.format('%.0f', topic.wake) .. ' ' .. topic.name)
