@@ -42,8 +42,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "move_tasks": (NOW, "c", 1, *NAMES, [NOW, 5], [False, True], [None, 1], [], []),
     "lock_tasks": (NOW, "c", 1, *NAMES),
     "lock_tasks_past": (NOW, "c", 1, *NAMES),
-    "write_tasks": (["t0"], ["3"], ["x"], [None], [0], [1], [1], [0], [0], [0], [0], [1], [None], [b""], [b""],
-                    [None], [None], [0], [None], [None], ["t1"], ["1"], [1], [1], [1], [None], ["t1"], ["4"],
+    "write_tasks": (["(0,1)"], ["x"], [None], [0], [1], [1], [0], [0], [0], [0], [1], [None], [b""], [b""],
+                    [None], [None], [0], [None], [None], ["(0,2)"], [1], [1], [1], [None], ["(0,3)"],
                     "c", 1, NOW, b"", []),
     **{
         f"lease_{most}": (NOW, "c", 1, ["t0", "t1", "t2"], [most, 5, 0], 1_000, "w", [0, NOW - 500_000, 0], True,

@@ -103,6 +103,29 @@ async def test_what_a_change_moves_beside_it_is_told_of(database: Database, url:
     await listening.close()
 
 
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+async def test_a_change_reaches_the_version_that_it_waited_for(
+    database: Database, url: str, open_store: OpensStore
+) -> None:
+    """It is written where it was locked, which is where the transaction before it left it."""
+    store = await open_store(url)
+    await put(store, *(new(name, due=At(NOW + HOUR)) for name in "ab"))
+    async with Bide(url) as app, database.somebody(url) as own:
+        for name in "ab":
+            await own.verb(app, "reschedule", "t", name, delay="2h")
+        changing = asyncio.create_task(change_all(store, [Cancel("t", "a"), Move("t", "b", At(NOW + 3 * HOUR))]))
+
+        async def waits() -> bool:
+            locks = "SELECT FROM pg_locks WHERE NOT granted"
+            return changing.done() or bool(await asyncio.to_thread(database.ask, url, locks))
+
+        await until(waits, "the lock to be waited for")
+        await own.commit()
+        assert [answer.result for answer in await changing] == [Result.CANCELLED, Result.MOVED]
+    assert await look(store, Ref("t", "a")) is None
+    assert (await see(store, Ref("t", "b"))).due_at == NOW + 3 * HOUR
+
+
 @pytest.mark.parametrize("how", ["done", "retry"])
 async def test_settling(database: Database, url: str, open_store: OpensStore, how: str) -> None:
     store = await open_store(url)

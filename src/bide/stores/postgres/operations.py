@@ -75,7 +75,7 @@ class PostgresBatch(Batch):
         self._locked: set[tuple[Topic, str]] = set()
         self._put: list[tuple[Any, ...]] = []
         self._moved: list[tuple[Any, ...]] = []
-        self._forgotten: list[tuple[str, str]] = []
+        self._forgotten: list[tuple[str]] = []
         self.waiting: list[Record] = []
 
     async def lock(self, asked: Sequence[Named]) -> list[Found]:
@@ -96,26 +96,23 @@ class PostgresBatch(Batch):
             if held:  # later elements about the same task are held as well
                 self._locked.add((one.topic, one.key))
             there = not held and row["topic"] is not None
-            found.append(Found(record_of(row[_LOCKED]) if there else None, row["new_token"], held=held))
+            record = record_of(row[_LOCKED]) if there else None
+            found.append(Found(record, row["new_token"], row["spot"], held))
         return found
 
     def replace(self, found: Found, record: Record) -> None:
-        self._write_whole(record)
-
-    def _write_whole(self, record: Record) -> None:
-        self._put.append(values_of(record, record.error and storable(record.error)))
+        self._put.append((found.row, *values_of(record, record.error and storable(record.error))[2:]))
         if record.state is State.WAITING:
             self.waiting.append(record)
 
     def put_or_forget(self, found: Found, record: Record, *, moved: bool = False) -> None:
         if moved:
-            values = record.topic, record.key, record.due_at, record.wake_at, record.token, record.deadline
-            self._moved.append(values)
+            self._moved.append((found.row, record.due_at, record.wake_at, record.token, record.deadline))
             self.waiting.append(record)
         elif record.keep_until is not None and record.keep_until <= self.there:
-            self._forgotten.append((record.topic, record.key))
+            self._forgotten.append((found.row,))
         else:
-            self._write_whole(record)
+            self.replace(found, record)
 
     async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
         """Insert tasks whose keys have become free meanwhile."""
@@ -136,7 +133,7 @@ class PostgresBatch(Batch):
     async def _write(self, number: int | None, now: Millis | None, answer: bytes | None, messages: list[str]) -> None:
         """Send the gathered writes; an `answer` ends the call."""
         await self.call.fetch(
-            "write_tasks", *columns(self._put, 20), *columns(self._moved, 6), *columns(self._forgotten, 2),
+            "write_tasks", *columns(self._put, 19), *columns(self._moved, 5), *columns(self._forgotten, 1),
             self.call.caller, number, now, answer, messages,
         )  # fmt: skip
         self._put, self._moved, self._forgotten = [], [], []

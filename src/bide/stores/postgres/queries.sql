@@ -132,30 +132,30 @@ SELECT now, micros, (SELECT count(pg_notify('{channel}', said)) FROM unnest($10:
 FROM gate CROSS JOIN clock LEFT JOIN moved ON true
 
 -- name: lock_tasks
--- Locks the existing tasks of these names, in the given order, and returns each with a new token for the decision.
--- Returns one row for every name, so that the clock is always included.
+-- Locks the existing tasks of these names, in the given order, and returns each with a new token for the decision, and
+-- its position, which stays while it is locked. Returns one row for every name, so that the clock is always included.
 WITH {clock}, {gate}
-SELECT clock.now, clock.micros, greatest({new_token}, t.token + 1) AS new_token, {record:t}
+SELECT clock.now, clock.micros, greatest({new_token}, t.token + 1) AS new_token, {record:t}, t.spot
 FROM gate, clock, unnest($4::text[], $5::text[]) WITH ORDINALITY AS n (topic, key, place)
 LEFT JOIN LATERAL (
-    SELECT {record} FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1 FOR UPDATE
+    SELECT {record}, ctid::text AS spot FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1 FOR UPDATE
 ) AS t ON true
 
 -- name: lock_tasks_past
 -- The same, but skips tasks that others have locked (`held`), for a batch that met a locked task. A task that is
 -- released in between also counts as held: it is tried again.
 WITH {clock}, {gate}
-SELECT clock.now, clock.micros, greatest({new_token}, t.token + 1) AS new_token, {record:t}, t.topic IS NULL AND (
+SELECT clock.now, clock.micros, greatest({new_token}, t.token + 1) AS new_token, {record:t}, t.spot, t.topic IS NULL AND (
     SELECT true FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1
 ) IS NOT NULL AS held
 FROM gate, clock, unnest($4::text[], $5::text[]) WITH ORDINALITY AS n (topic, key, place)
 LEFT JOIN LATERAL (
-    SELECT {record} FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1 FOR UPDATE SKIP LOCKED
+    SELECT {record}, ctid::text AS spot FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1 FOR UPDATE SKIP LOCKED
 ) AS t ON true
 
 -- name: write_tasks
--- Writes the decisions about locked rows: whole records, moves (which change few columns) and deletions. The last such
--- statement of a call also keeps the answer, in case the connection breaks now.
+-- Writes the decisions about locked rows, each at its position: whole records, moves (which change few columns) and
+-- deletions. The last such statement of a call also keeps the answer, in case the connection breaks now.
 WITH put AS (
     UPDATE {task} AS t SET
         id = p.id, group_name = p.group_name, state = p.state, due_at = p.due_at, at = p.at,
@@ -163,31 +163,30 @@ WITH put AS (
         holder = p.holder, payload = p.payload, options = p.options, deadline = p.deadline, error = p.error,
         created_at = p.created_at, woke_at = p.woke_at, keep_until = p.keep_until
     FROM unnest(
-        $1::text[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::bigint[], $7::bigint[], $8::bigint[],
-        $9::integer[], $10::integer[], $11::integer[], $12::bigint[], $13::text[], $14::bytea[], $15::bytea[],
-        $16::bigint[], $17::text[], $18::bigint[], $19::bigint[], $20::bigint[]
+        $1::text[], $2::text[], $3::text[], $4::smallint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::integer[],
+        $9::integer[], $10::integer[], $11::bigint[], $12::text[], $13::bytea[], $14::bytea[], $15::bigint[],
+        $16::text[], $17::bigint[], $18::bigint[], $19::bigint[]
     ) AS p (
-        topic, key, id, group_name, state, due_at, at, planned_at, attempt, failures, losses, token, holder, payload,
-        options, deadline, error, created_at, woke_at, keep_until
+        spot, id, group_name, state, due_at, at, planned_at, attempt, failures, losses, token, holder, payload, options,
+        deadline, error, created_at, woke_at, keep_until
     )
-    WHERE t.topic = ANY (ARRAY[p.topic]) AND t.key = p.key
+    WHERE t.ctid = p.spot::tid
 ),
 moved AS (
     UPDATE {task} AS t SET due_at = m.due_at, at = m.at, token = m.token, deadline = m.deadline
-    FROM unnest($21::text[], $22::text[], $23::bigint[], $24::bigint[], $25::bigint[], $26::bigint[])
-        AS m (topic, key, due_at, at, token, deadline)
-    WHERE t.topic = ANY (ARRAY[m.topic]) AND t.key = m.key
+    FROM unnest($20::text[], $21::bigint[], $22::bigint[], $23::bigint[], $24::bigint[])
+        AS m (spot, due_at, at, token, deadline)
+    WHERE t.ctid = m.spot::tid
 ),
 forgotten AS (
-    DELETE FROM {task} AS t USING unnest($27::text[], $28::text[]) AS f (topic, key)
-    WHERE t.topic = ANY (ARRAY[f.topic]) AND t.key = f.key
+    DELETE FROM {task} AS t USING unnest($25::text[]) AS spot WHERE t.ctid = spot::tid
 ),
 kept AS (
     UPDATE {caller} SET
-        number = $30, seen = $31, now = $31, tokens = NULL, topics = NULL, keys = NULL, answer = $32::bytea
-    WHERE name = $29::text AND $30::bigint IS NOT NULL
+        number = $27, seen = $28, now = $28, tokens = NULL, topics = NULL, keys = NULL, answer = $29::bytea
+    WHERE name = $26::text AND $27::bigint IS NOT NULL
 )
-SELECT count(pg_notify('{channel}', said)) FROM unnest($33::text[]) AS said
+SELECT count(pg_notify('{channel}', said)) FROM unnest($30::text[]) AS said
 
 -- name: lease
 -- Waiting and lost tasks (whose lease has expired) each have an index that is already in order. Takes the oldest of

@@ -51,8 +51,8 @@ class Found(NamedTuple):
     record: Record | None
     token: Token
     """A new token, for the record that is decided on."""
-    row: int = 0
-    """The number of its row, in a store that writes rows by number."""
+    row: Any = None
+    """By which the store finds the locked row again, if not by its name."""
     held: bool = False
     """True if another transaction has it locked, so it was skipped."""
 
