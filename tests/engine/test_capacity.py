@@ -125,6 +125,20 @@ async def test_what_others_took_hides_no_later_wake(noted: list[Millis], by: Mil
             assert asks is None
 
 
+@given(known=st.none() | st.integers(2**41, 2**41 + 50), head=st.integers(2**41, 2**41 + 50), due=st.booleans())
+async def test_a_store_that_knows_each_wake_says_when_to_ask(known: Millis | None, head: Millis, due: bool) -> None:
+    wakes = TopicWakes(["t"], SystemClock(), 60_000, HELPERS[0])
+    wakes.turns.announced({name: ["t"] for name in HELPERS})
+    if known is not None:
+        wakes.note("t", known)
+    if due:
+        wakes.note("t")
+    wakes.note_taken("t", NEVER, head, "")
+    asks = None if due or known is None else head  # a lease that is under way says more
+    assert (list(wakes.due()), wakes.next_wake()) == (["t"] if due else [], asks)
+    assert wakes.note("t", 2**41 - 1) == (0 if due else 2**41 - 1), "nobody waits for a turn"
+
+
 @pytest.mark.parametrize("topics", [10, 1_000])
 @virtual
 async def test_concurrency_is_a_bound_whatever_the_number_of_topics(world: World, topics: int) -> None:

@@ -80,7 +80,8 @@ OnWake = Callable[[Topic, Millis], None]
 OnTaken = Callable[[Topic, Millis, Millis, str], None]
 """Called when `holder` has leased all that woke by a time, and still has room: `(topic, by, head, holder)`.
 
-`head` is the topic's next wake after that; NEVER: there is none.
+`head` is the topic's next wake after that; NEVER: there is none. `by` is NEVER if the store itself knows when this
+process should ask next: at `head`.
 """
 
 

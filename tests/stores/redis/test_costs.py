@@ -173,7 +173,8 @@ async def test_a_worker_hears_that_another_has_leased_all_that_was_due(shared_ur
     for store, holder in ((first, "first"), (other, "other"), (first, "first")):
         await store.announce(holder, ["t"], now + MINUTE, now=now)
     heard: list[int] = []
-    listening = await other.listen(["t"], lambda topic, wake: heard.append(wake))
+    taken: list[tuple[str, int, int, str]] = []
+    listening = await other.listen(["t"], lambda topic, wake: heard.append(wake), lambda *said: taken.append(said))
     for store, holder in ((first, "first"), (other, "other")):
         await store.lease({"t": 1}, now=now, until=now + MINUTE, holder=holder)
     heads, owned_by_first = other._open().leaser._heads, first._open().leaser._heads["t"].mine
@@ -181,9 +182,10 @@ async def test_a_worker_hears_that_another_has_leased_all_that_was_due(shared_ur
     key = next(key for key in map(str, range(10_000)) if owned_by_first[shard_of("t", key)])
     await first.add([new(key, topic="t", due=In(0))], now=now)
     await until(lambda: min(heads["t"].wakes) < now + HOUR, "the notification")
-    assert len((await first.lease({"t": 2}, now=now, until=now + 2 * HOUR, holder="first")).tasks) == 1
-    await until(lambda: min(heads["t"].wakes) > now + HOUR, "the news that nothing is due")
+    [held] = (await first.lease({"t": 2}, now=now, until=now + 2 * HOUR, holder="first")).tasks
+    await until(lambda: taken, "the news that nothing is due")
     assert len(heard) == 1
+    assert taken == [("t", NEVER, held.wake_at + GRACE, "")], "then, too, the first is the first to ask"
     await listening.close()
 
 

@@ -238,7 +238,7 @@ async def hears_of_every_shard(store: RedisStore, teller: RedisStore) -> None:
         await teller.change([Cancel("told", keys[shard]) for shard in left], now=0)  # so that the next are heads again
         return heard == keys.keys()
 
-    subscriptions(store)._when = when
+    store._open().leaser.note_wake = when  # type: ignore[method-assign]
     listening = await store.listen(["told"], lambda topic, wake: None)
     try:
         await until(told_of_all, "every shard to be heard of")

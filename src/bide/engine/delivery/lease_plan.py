@@ -125,6 +125,11 @@ class TopicWakes:
         """
         if holder == self.turns.holder:
             return
+        if by >= NEVER:  # the store knows of each wake, and who goes first
+            if self._clock.seconds_until(self._wakes.get(topic, _AT_ONCE)) > 0:
+                self.drop(topic)
+                self.note(topic, head)
+            return
         self.turns.taken = True
         noted = self._noted.get(topic, [])
         if topic in self._due or _AT_ONCE in noted or len(noted) > _MOST_NOTED or (topic in self._wakes and not noted):

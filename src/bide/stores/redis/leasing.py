@@ -379,14 +379,18 @@ class Leaser:
             if shard in noted:
                 noted[shard][topic] = min(wake, noted[shard].get(topic, NEVER))
 
-    def note_drained(self, shard: int, topic: Topic, head: Millis) -> None:
-        """Note that another worker has leased all that was due, so that this one need not ask for it.
+    def note_drained(self, shard: int, topic: Topic, head: Millis) -> Millis:
+        """Note that another worker has leased all that was due, and return when this process should query the topic.
 
         The message comes after those of earlier wakes and before those of later ones, so it cannot hide a later one.
         """
         heads = self._heads.get(topic)
-        if heads is not None and shard not in heads.noted:
+        if heads is None:
+            return head
+        if shard not in heads.noted:
             heads.wakes[shard] = head
+        wake = heads.next_wake()
+        return NEVER if wake is None else wake
 
     def note_written(self, answers: Sequence[Any], places: Sequence[int]) -> None:
         """Note the wakes that this process has written itself, without waiting for their notifications."""

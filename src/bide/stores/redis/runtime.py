@@ -238,14 +238,7 @@ class Runtime:
             late = LateAnswers(leasing, time, topology.part_of, give_back=self._give_back, notify=listeners.notify)
         self.leaser = Leaser(leasing, layout, time, late, by_server=by_server)
         self.subscriptions = Subscriptions(
-            topology,
-            layout,
-            name,
-            listeners,
-            self.leaser.note_wake,
-            self.leaser.note_drained,
-            sharded=sharded,
-            patience=silence,
+            topology, layout, name, listeners, self.leaser, sharded=sharded, patience=silence
         )
 
     async def prepare(self) -> None:

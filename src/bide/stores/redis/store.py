@@ -207,7 +207,7 @@ class RedisStore:
     # --- features.wakes
 
     async def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listening:
-        return await self._open().subscriptions.listen(topics, on_wake)
+        return await self._open().subscriptions.listen(topics, on_wake, on_taken)
 
     # --- features.workers
 

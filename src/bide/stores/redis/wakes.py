@@ -18,11 +18,12 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
 from bide.core.errors import StoreUnavailable
-from bide.core.instants import Millis
+from bide.core.instants import NEVER, Millis
 from bide.core.records import Topic
-from bide.ports import OnWake
+from bide.ports import OnTaken, OnWake
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.redis.layout import Layout
+from bide.stores.redis.leasing import Leaser
 from bide.stores.redis.topology import Lost, NotSent, Topology, said
 
 _log = logging.getLogger("bide.redis")
@@ -32,8 +33,6 @@ _PAUSE = 0.1
 
 HeardWake = Callable[[int, Topic, Millis], None]
 """(shard, topic, wake); a negative wake: all that was due was leased, and the head is now its absolute value"""
-When = Callable[[int, Topic, Millis], Millis]
-"""(shard, topic, wake) -> the time to query the shard"""
 
 
 class Subscriber:
@@ -143,8 +142,7 @@ class Subscriptions:
         layout: Layout,
         name: str,
         listeners: Listeners,
-        when: When,
-        drained: HeardWake,
+        leaser: Leaser,
         *,
         sharded: bool,
         patience: float,
@@ -152,8 +150,7 @@ class Subscriptions:
         self._topology = topology
         self._layout = layout
         self._name = name
-        self._when = when
-        self._drained = drained
+        self._leaser = leaser
         self._sharded = sharded
         self._patience = patience
         self._listeners = listeners
@@ -165,8 +162,8 @@ class Subscriptions:
         """The number of subscriptions that were found dead and replaced."""
         return sum(one.replaced for one in self._subscribers)
 
-    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listener:
-        listener = self._listeners.listen(topics, on_wake)
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None) -> Listener:
+        listener = self._listeners.listen(topics, on_wake, on_taken)
         try:
             async with self._making:
                 if not self._subscribers:
@@ -187,9 +184,9 @@ class Subscriptions:
 
     def _heard(self, shard: int, topic: Topic, wake: Millis) -> None:
         if wake < 0:
-            self._drained(shard, topic, -wake)
+            self._listeners.notify_taken({topic: (NEVER, self._leaser.note_drained(shard, topic, -wake))}, "")
         else:
-            self._listeners.notify(topic, self._when(shard, topic, wake))
+            self._listeners.notify(topic, self._leaser.note_wake(shard, topic, wake))
 
     async def close(self) -> None:
         await asyncio.gather(*[one.stop() for one in self._subscribers], return_exceptions=True)
