@@ -40,6 +40,8 @@ BUSY = 20_000
 """The tasks of the only busy topic."""
 LEAD = 3.0
 """Seconds in which tasks that are due at one instant are scheduled."""
+_FIRST = 10
+"""Tasks before those that count: only when a task has been taken do workers know that they hear of it."""
 _LEASES = 256
 _HELD = 5.0
 """Seconds that the handlers of `payload` run: longer than the measurement."""
@@ -109,9 +111,11 @@ async def workers(plan: Plan, limit: Limit) -> Report:
             await workers.go()
             await asyncio.sleep(SETTLING)
             stall = await _longest_stall()
+            await _trickle(plan, on.app, dict.fromkeys(random_keys(_FIRST), work.topic), ahead=0)
+            await wait_settled(workers, _FIRST, plan=plan, within=30, what="the first")
             leases, cpu, load = workers.lease_calls, time.process_time(), await plan.target.load()
             expected = await _trickle(plan, on.app, dict.fromkeys(random_keys(TASKS), work.topic), ahead=0)
-            await wait_settled(workers, TASKS, plan=plan, within=30, what=f"{number} workers")
+            await wait_settled(workers, _FIRST + TASKS, plan=plan, within=30, what=f"{number} workers")
             loaded = await plan.target.load()
             used = {"leases": workers.lease_calls - leases, "cpu_ms": (time.process_time() - cpu) * 1000}
             if plan.target.on_server:
