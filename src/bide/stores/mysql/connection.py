@@ -21,18 +21,15 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 import asyncmy
-import msgspec
 from asyncmy.errors import MySQLError
 from msgspec import Struct
 
 from bide.core.errors import BadInput, OutcomeUnknown, StoreCorrupt, StoreMismatch, StoreUnavailable
 from bide.core.instants import Millis
-from bide.core.records import Topic
 from bide.stores.mysql.queries import THERE, Code, Names, Quote, listed, queries_of, quoted, tuples
 from bide.stores.sql.dialect import (
     OURS,
@@ -47,6 +44,7 @@ from bide.stores.sql.dialect import (
     TransactionConflict,
 )
 from bide.stores.sql.journaled_connection import JournaledConnection, NumberedCall
+from bide.stores.sql.operations import pack_topics, unpack_topics
 from bide.stores.urls import parts_of, unreached
 
 # --- URLs
@@ -420,7 +418,6 @@ MYSQL = Dialect(logging.getLogger("bide.mysql"), address_of, connect, meaning, s
 _SECOND_BEST = 1.0
 """Seconds that a connection to a replica serves reads before the primary is tried again."""
 _BETWEEN = b"; "
-_topics = lru_cache(1024)(msgspec.json.Decoder(list[Topic]).decode)  # every two seconds the same
 
 
 class Repeated(NamedTuple):
@@ -439,7 +436,7 @@ class Call(NumberedCall):
     """True if the time zone of the connection is UTC."""
     quote: Quote = staticmethod(quoted)
     there = Code(THERE.encode())
-    packed = staticmethod(msgspec.json.encode)
+    packed, unpacked = staticmethod(pack_topics), staticmethod(unpack_topics)
 
     def __init__(self, *of: Any) -> None:
         super().__init__(*of)
@@ -532,14 +529,6 @@ class Call(NumberedCall):
     def name(data: bytes) -> str:
         """Decode a name. Bytes that are not UTF-8, written by another program, stay distinct."""
         return data.decode("utf-8", "surrogateescape")
-
-    @staticmethod
-    def unpacked(topics: bytes) -> list[Topic]:
-        """Decode a worker's topics; returns none for a row that no worker wrote."""
-        try:
-            return _topics(topics)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return []
 
     async def introduce(self) -> None:
         await self.ask("new_caller", me=self.caller, there=self.there)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,6 +32,16 @@ encode = msgspec.msgpack.encode
 answers_of = msgspec.msgpack.Decoder(list[Answer | None]).decode
 """None: the task was locked, and skipped."""
 _truths_of = msgspec.msgpack.Decoder(list[bool | None]).decode
+pack_topics = msgspec.json.encode
+_decode_topics = lru_cache(1024)(msgspec.json.Decoder(list[Topic]).decode)  # every two seconds the same
+
+
+def unpack_topics(packed: bytes) -> list[Topic]:
+    """The topics in a worker's row; none if no worker wrote it."""
+    try:
+        return _decode_topics(packed)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError):
+        return []
 
 
 @contextmanager

@@ -13,12 +13,10 @@ import logging
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple
 
-import msgspec
 from msgspec import structs
 
 from bide.core import lifecycle
@@ -45,6 +43,7 @@ from bide.core.records import (
     Topic,
 )
 from bide.stores.batches import Drained, drained
+from bide.stores.sql.operations import pack_topics, unpack_topics
 from bide.stores.sql.rows import AT, ROW, Row, record_of, values_of
 from bide.stores.sqlite.connection import DiskReserve, lost_part
 from bide.stores.sqlite.rows import (
@@ -474,8 +473,6 @@ class _Writes:
 # --- events and workers
 
 _log = logging.getLogger("bide.sqlite")
-_encoder = msgspec.msgpack.Encoder()
-_decode_topics = lru_cache(1024)(msgspec.msgpack.Decoder(list[str]).decode)  # every two seconds the same
 
 
 def record(work: UnitOfWork, events: Sequence[Event], kept: int) -> None:
@@ -519,16 +516,8 @@ def announce(
 ) -> dict[str, list[Topic]]:
     """Register that `holder` works on `topics` until then (none: it has left); return the live workers' topics."""
     if topics:
-        work.cursor.execute(QUERIES["announce"], (holder, _encoder.encode(sorted(topics)), until))
+        work.cursor.execute(QUERIES["announce"], (holder, pack_topics(sorted(topics)), until))
     else:
         work.cursor.execute(QUERIES["leave"], (holder,))
     work.cursor.execute(QUERIES["forget_workers"], (now,))
-    return {name: _topics_of(packed) for name, packed in work.cursor.execute(QUERIES["workers"])}
-
-
-def _topics_of(packed: bytes) -> list[Topic]:
-    """The topics of a row; empty if no worker wrote it."""
-    try:
-        return _decode_topics(packed)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError):
-        return []
+    return {name: unpack_topics(packed) for name, packed in work.cursor.execute(QUERIES["workers"])}

@@ -62,7 +62,7 @@ CREATE TABLE bide_wake (
     line INTEGER PRIMARY KEY, writer INTEGER NOT NULL, topic TEXT NOT NULL, at INTEGER NOT NULL, head INTEGER
 ) STRICT
 --;
--- The live workers with their topics (MessagePack), each until some time.
+-- The live workers with their topics (JSON), each until some time.
 CREATE TABLE bide_worker (holder TEXT PRIMARY KEY, topics BLOB NOT NULL, until INTEGER NOT NULL) STRICT
 --;
 -- The log of unusual events. `line` only rises, so that the oldest events are one range.
