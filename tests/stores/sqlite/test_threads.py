@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sqlite3
 import threading
@@ -216,6 +217,27 @@ async def test_a_large_call_is_cut_into_transactions_and_says_how_far_it_came(pa
         await store.add(tasks, now=NOW)
     undone = [isinstance(one, StoreUnavailable) for one in failed.value.answers]
     assert undone == [False] * AT_ONCE + [True] * (AT_ONCE + 1)
+    await store.close()
+
+
+async def test_the_garbage_collector_visits_a_large_call_before_it_locks_the_file(path: str) -> None:
+    young: list[bool] = []
+    tasks = [new(str(number)) for number in range(AT_ONCE + 1)]
+
+    def fault(point: str) -> None:
+        if point == "add:begun":
+            young.append(any(one is tasks for one in gc.get_objects(generation=0)))
+
+    store = SqliteStore(path, fault=fault)
+    await store.open()
+    gc.disable()
+    try:
+        tasks = list(tasks)
+        assert any(one is tasks for one in gc.get_objects(generation=0))
+        await store.add(tasks, now=NOW)
+    finally:
+        gc.enable()
+    assert young == [False, False]
     await store.close()
 
 

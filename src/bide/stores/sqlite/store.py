@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sqlite3
 import time
@@ -34,8 +35,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 DISK_RESERVE = 16 * 1024 * 1024
 EVENTS_KEPT = 10_000
-_WRITES_FOR, _PAUSES_FOR = 0.02, 0.008
-"""Seconds: a large call writes for so long, then lets others write, who try for the lock every 5 ms (`patiently`)."""
+_WRITES_FOR, _PAUSES_FOR = 0.016, 0.008
+"""Seconds: a large call writes for so long, then lets others write, who try every 6 ms or less (`patiently`)."""
 
 
 class SqliteStore(Verbs):
@@ -76,6 +77,7 @@ class SqliteStore(Verbs):
         if len(parts) <= 1:
             return await super().add(tasks, now=now)
         answers: list[Any] = [None] * len(tasks)
+        gc.collect(0)  # else it visits each of the new tasks in the first transaction, while the file is locked
         wrote_since = time.monotonic()
         with rest_of(answers):
             for part in parts:
