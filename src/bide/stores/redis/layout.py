@@ -46,6 +46,7 @@ NO_ERROR = 0xFFFFFFFF
 NO_DEADLINE = 2**48 - 1
 
 _STATES = tuple(INDEX_LETTERS)
+_PLACES = {state: place for place, state in enumerate(_STATES, 1)}
 _RAN = Struct(">HIIIIHIHIB")
 """planned_at (6), attempt, failures, losses (4 each), finished_at, keep_until (6 each), and the size of the holder."""
 _HEAD = Struct(">BBHIHIHIHI")
@@ -90,7 +91,7 @@ class Layout:
         return tuple(f"{tag}{letter}:{topic}".encode() for letter in ("b", *INDEX_LETTERS.values()))
 
     def index(self, shard: int, topic: Topic, state: State) -> bytes:
-        return self.topic(shard, topic)[1 + list(INDEX_LETTERS).index(state)]
+        return self._topics(shard, topic)[_PLACES[state]]
 
     def topics(self, shard: int) -> bytes:
         return self._fixed[shard][1]

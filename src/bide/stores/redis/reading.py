@@ -380,13 +380,14 @@ async def tally(reader: Reader, edges: Sequence[Millis] | None, only: Collection
         replies = [await _counted(reader, some, _ALL, part) for part in parts]
         for (_, topic), *of in zip(some, *replies, strict=True):
             for state, number in zip(_ALL, of[0], strict=False):
-                counts[topic, state] += number
+                if number:
+                    counts[topic, state] += number
             if len(edges) > 1 and of[0][0]:
                 found = (reply[len(_ALL) :] or [0] * (len(part) - 1) for reply, part in zip(of, parts, strict=True))
                 between = list(chain.from_iterable(found))
                 before = forecast.get(topic)
                 forecast[topic] = between if before is None else list(map(add, before, between))
     return Tally(
-        {each: Count(number) for each, number in counts.items() if number},
+        {each: Count(number) for each, number in counts.items()},
         {topic: [Count(number) for number in numbers] for topic, numbers in forecast.items()},
     )
