@@ -241,6 +241,33 @@ async def test_the_garbage_collector_visits_a_large_call_before_it_locks_the_fil
     await store.close()
 
 
+async def test_a_large_call_pauses_again_if_a_checkpoint_took_the_pause(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    def fault(point: str) -> None:
+        if point == "after commit":
+            commits.append(point)
+            checkpointer = store._open().checkpointer
+            if len(commits) == 2 and checkpointer is not None:
+                checkpointer._restart()
+
+    commits: list[str] = []
+    store = SqliteStore(path, fault=fault)
+    await store.open()
+    monkeypatch.setattr("bide.stores.sqlite.store._WRITES_FOR", -1.0)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await store.add([new(str(number)) for number in range(2 * AT_ONCE + 1)], now=NOW)
+    assert len(commits) == 3
+    assert len(pauses) == 4
+    monkeypatch.undo()
+    await store.close()
+
+
 async def test_large_payloads_are_added_and_leased_by_1_mib_oldest_first(path: str) -> None:
     """Also where waiting and lost tasks are merged: neither kind is passed over because the other was cut short."""
     store, points = await points_of(path)

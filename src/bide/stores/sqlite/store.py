@@ -36,7 +36,7 @@ Ts = TypeVarTuple("Ts")
 DISK_RESERVE = 16 * 1024 * 1024
 EVENTS_KEPT = 10_000
 _WRITES_FOR, _PAUSES_FOR = 0.016, 0.008
-"""Seconds: a large call writes for so long, then lets others write, who try every 6 ms or less (`patiently`)."""
+"""Seconds: a large call writes for so long, then lets others write, who try every 5 ms or less (`patiently`)."""
 
 
 class SqliteStore(Verbs):
@@ -76,15 +76,19 @@ class SqliteStore(Verbs):
         parts, done = slices(tasks), 0
         if len(parts) <= 1:
             return await super().add(tasks, now=now)
+        lock = self._open().transactions.shared.lock
         answers: list[Any] = [None] * len(tasks)
         gc.collect(0)  # else it visits each of the new tasks in the first transaction, while the file is locked
         wrote_since = time.monotonic()
         with rest_of(answers):
             for part in parts:
+                restarts = lock.restarts
                 answers[done : done + len(part)] = await super().add(part, now=now)
                 done += len(part)
                 if time.monotonic() - wrote_since > _WRITES_FOR:
                     await asyncio.sleep(_PAUSES_FOR)
+                    if lock.restarts != restarts:  # one took that pause
+                        await asyncio.sleep(_PAUSES_FOR)
                     wrote_since = time.monotonic()
         return answers
 

@@ -386,6 +386,7 @@ class Checkpointer:
 
     def _restart(self) -> None:
         """Let the WAL start over. While another process still reads from it, it keeps growing."""
+        self._lock.restarts += 1
         if self._mark_first:
             self._mark()
         busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
