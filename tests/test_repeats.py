@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +18,20 @@ class Line(NamedTuple):
     text: str
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements in this one, at any depth."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for inner in getattr(node, field, ()):
+            yield inner
+            yield from statements(inner)
+
+
 def lines_of(path: Path) -> list[Line]:
     """The lines of a module that say something: neither blank nor of an import."""
     source = path.read_text(encoding="utf-8")
     imports = {
         number
-        for node in ast.walk(ast.parse(source))
+        for node in statements(ast.parse(source))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
@@ -33,19 +40,18 @@ def lines_of(path: Path) -> list[Line]:
 
 
 def repeats(files: Iterable[Path]) -> list[str]:
-    """The first run that two files share, for each pair of files that share one. O(lines)."""
+    """The first run that a file shares with one before it. O(lines)."""
     known: dict[str, int] = {}
-    seen: dict[Sequence[int], dict[Path, int]] = {}
+    seen: dict[Sequence[int], tuple[Path, int]] = {}
+    found: dict[tuple[Path, Path], str] = {}
     for path in files:
         lines = lines_of(path)
         texts = [known.setdefault(line.text, len(known)) for line in lines]
         for begin in range(len(lines) - MOST):
-            run = tuple(texts[begin : begin + MOST + 1])
-            seen.setdefault(run, {}).setdefault(path, lines[begin].number)
-    found: dict[tuple[Path, Path], str] = {}
-    for places in seen.values():
-        for (one, at), (other, there) in combinations(places.items(), 2):
-            found.setdefault((one, other), f"{one}:{at} ~ {other}:{there}")
+            number = lines[begin].number
+            one, at = seen.setdefault(tuple(texts[begin : begin + MOST + 1]), (path, number))
+            if one != path:
+                found.setdefault((one, path), f"{one}:{at} ~ {path}:{number}")
     return list(found.values())
 
 
