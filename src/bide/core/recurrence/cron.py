@@ -80,7 +80,7 @@ class CronTimes(NamedTuple):
             left &= ~(1 << first.day)
         for _ in range(_MOST_MONTHS):
             if self.months >> month & 1:
-                left &= self._days(year, month)
+                left &= _days(self, year, month)
                 if left:
                     found = (left & -left).bit_length() - 1
                     ordinal = date(year, month, found).toordinal()
@@ -105,21 +105,23 @@ class CronTimes(NamedTuple):
             return (hour + 1 + _lowest(later)) * 3600 + _lowest(self.minutes) * 60 + _lowest(self.seconds)
         return -1
 
-    def _days(self, year: int, month: int) -> int:
-        """The matching days of a month, as bits 1 to 31."""
-        first = date(year, month, 1).toordinal()
-        leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-        length = 30 + (month + month // 8) % 2 - (2 - leap if month == 2 else 0)
-        whole = (2 << length) - 2
-        by_day = (self.days | (self.days & 1) << length) & whole
-        by_weekday = 0
-        for weekday in range(7):
-            if self.weekdays >> weekday & 1:
-                by_weekday |= _WEEKS << 1 + (weekday - first) % 7
-        for weekday, number in self.special:
-            held = _WEEKS << 1 + (weekday - first) % 7 & whole
-            by_weekday |= 1 << held.bit_length() - 1 if number == 0 else held & 127 << 7 * number - 6
-        return (by_day & by_weekday if self.both_days else by_day | by_weekday) & whole
+
+@lru_cache(maxsize=1024)
+def _days(times: CronTimes, year: int, month: int) -> int:
+    """The matching days of a month, as bits 1 to 31."""
+    first = date(year, month, 1).toordinal()
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    length = 30 + (month + month // 8) % 2 - (2 - leap if month == 2 else 0)
+    whole = (2 << length) - 2
+    by_day = (times.days | (times.days & 1) << length) & whole
+    by_weekday = 0
+    for weekday in range(7):
+        if times.weekdays >> weekday & 1:
+            by_weekday |= _WEEKS << 1 + (weekday - first) % 7
+    for weekday, number in times.special:
+        held = _WEEKS << 1 + (weekday - first) % 7 & whole
+        by_weekday |= 1 << held.bit_length() - 1 if number == 0 else held & 127 << 7 * number - 6
+    return (by_day & by_weekday if times.both_days else by_day | by_weekday) & whole
 
 
 def _lowest(bits: int) -> int:

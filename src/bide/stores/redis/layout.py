@@ -45,8 +45,8 @@ RAN, DEADLINE, GROUP, OPTIONS = 8, 16, 32, 64
 NO_ERROR = 0xFFFFFFFF
 NO_DEADLINE = 2**48 - 1
 
-_STATES = tuple(INDEX_LETTERS)
-_PLACES = {state: place for place, state in enumerate(_STATES, 1)}
+STATES = tuple(INDEX_LETTERS)
+_PLACES = {state: place for place, state in enumerate(STATES, 1)}
 _RAN = Struct(">HIIIIHIHIB")
 """planned_at (6), attempt, failures, losses (4 each), finished_at, keep_until (6 each), and the size of the holder."""
 _HEAD = Struct(">BBHIHIHIHI")
@@ -210,7 +210,7 @@ def _record_of(topic: Topic, key: str, body: bytes) -> Record:
         place += 4 + size
     if len(body) < place:
         raise IndexError("the body ends too early")
-    state = _STATES[flags & 7]
+    state = STATES[flags & 7]
     ended = flags & 7 >= 2
     return Record(
         topic, key, life, group, state, d1 << 32 | d2, w1 << 32 | w2, planned, attempt, failures, losses,

@@ -26,7 +26,7 @@ from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.stores.batches import slices
 from bide.stores.cursors import Place, read_cursor, write_cursor
-from bide.stores.redis.layout import INDEX_LETTERS, Layout, record_of, text_of
+from bide.stores.redis.layout import STATES, Layout, record_of, text_of
 from bide.stores.redis.script_client import script
 from bide.stores.redis.topology import (
     ELSEWHERE,
@@ -51,7 +51,6 @@ _COUNTS, _SCRIPTS_AT_ONCE = 500, 4
 """The most counts of one script, and the scripts that are sent together: both sides are busy for a few milliseconds."""
 _PLACES = 2_000
 """How many (topic, shard) a list examines at once."""
-_ALL = list(INDEX_LETTERS)
 Index = tuple[int, bytes]
 """The shard and the key of an index."""
 Entry = TypeVar("Entry", "Position", bytes)
@@ -226,7 +225,7 @@ def _steps_of(where: Filter) -> list[list[State]]:
         return [[where.state]]
     if where.wake_from is not None or where.wake_before is not None:
         return [[State.WAITING, State.LEASED]]
-    return [[state] for state in _ALL]
+    return [[state] for state in STATES]
 
 
 async def _indexes(
@@ -377,13 +376,13 @@ async def tally(reader: Reader, edges: Sequence[Millis] | None, only: Collection
     counts: Counter[tuple[Topic, State]] = Counter()
     forecast: dict[Topic, list[int]] = {}
     for some in slices(places, _PLACES):
-        replies = [await _counted(reader, some, _ALL, part) for part in parts]
+        replies = [await _counted(reader, some, STATES, part) for part in parts]
         for (_, topic), *of in zip(some, *replies, strict=True):
-            for state, number in zip(_ALL, of[0], strict=False):
+            for state, number in zip(STATES, of[0], strict=False):
                 if number:
                     counts[topic, state] += number
             if len(edges) > 1 and of[0][0]:
-                found = (reply[len(_ALL) :] or [0] * (len(part) - 1) for reply, part in zip(of, parts, strict=True))
+                found = (reply[len(STATES) :] or [0] * (len(part) - 1) for reply, part in zip(of, parts, strict=True))
                 between = list(chain.from_iterable(found))
                 before = forecast.get(topic)
                 forecast[topic] = between if before is None else list(map(add, before, between))
