@@ -7,8 +7,8 @@
 
 ARGS ?=
 SETUP := sh scripts/setup
-# tests wait more than they work; ARGS="-n 0" for one at a time, as a debugger needs it
-PYTEST := .venv/bin/python -m pytest -n 6
+# two for a core, since tests wait; more would only collect them more often. ARGS="-n 0" for one at a time, in a debugger
+PYTEST := .venv/bin/python -m pytest -n 4
 INSTALL := .venv/bin/python scripts/services install || { test -z "$$CI" && echo "bide: what needs these is skipped"; }
 
 help: ## list these targets
