@@ -7,7 +7,7 @@
 
 ARGS ?=
 SETUP := sh scripts/setup
-# two for a core, since tests wait; more would only collect them more often. ARGS="-n 0" for one at a time, in a debugger
+# two for a core, since tests wait; more would collect all of them more often. ARGS="-n 0" for one at a time, in a debugger
 PYTEST := .venv/bin/python -m pytest -n 4
 INSTALL := .venv/bin/python scripts/services install || { test -z "$$CI" && echo "bide: what needs these is skipped"; }
 
@@ -29,7 +29,7 @@ test-busy: ## make test while four busy loops keep the processors from it
 proofs: ## short forms of simulation, mutants, torture and soak: nothing lost, doubled, early, stale or left
 	@$(SETUP) test
 	@$(INSTALL)
-	@$(PYTEST) --dist load tests/proofs $(ARGS)
+	@$(PYTEST) -n 6 --dist load tests/proofs $(ARGS)
 
 races: ## race every store against itself a thousand times over, and play twenty times the games of two stores
 	@$(SETUP) test
