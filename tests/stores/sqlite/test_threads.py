@@ -244,27 +244,23 @@ async def test_the_garbage_collector_visits_a_large_call_before_it_locks_the_fil
 async def test_a_large_call_pauses_again_if_a_checkpoint_took_the_pause(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    store, points = await points_of(path)
+    checkpointer = store._open().checkpointer
+    assert checkpointer is not None
+    checkpointer.stop()  # its thread must not use the connection meanwhile
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
+        if len(pauses) == 1:
+            checkpointer._restart()
 
-    def fault(point: str) -> None:
-        if point == "after commit":
-            commits.append(point)
-            checkpointer = store._open().checkpointer
-            if len(commits) == 2 and checkpointer is not None:
-                checkpointer._restart()
-
-    commits: list[str] = []
-    store = SqliteStore(path, fault=fault)
-    await store.open()
-    monkeypatch.setattr("bide.stores.sqlite.store._WRITES_FOR", -1.0)
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    await store.add([new(str(number)) for number in range(2 * AT_ONCE + 1)], now=NOW)
-    assert len(commits) == 3
+    with monkeypatch.context() as patched:
+        patched.setattr("bide.stores.sqlite.store._WRITES_FOR", -1.0)
+        patched.setattr(asyncio, "sleep", sleep)
+        await store.add([new(str(number)) for number in range(2 * AT_ONCE + 1)], now=NOW)
+    assert points.count("after commit") == 3
     assert len(pauses) == 4
-    monkeypatch.undo()
     await store.close()
 
 
