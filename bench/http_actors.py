@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from bide.cli.bench.worker import percentile, send, words
+from bide_bench.worker import percentile, send, words
 
 PAYLOAD = 100
 """Bytes, as everywhere."""

@@ -234,7 +234,7 @@ def test_scheduling_loads_neither_rich_nor_the_bench(line: CommandLine) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "bide.cli.schedule" in loaded
-    assert not {"rich", "bide.cli.bench", "bide.cli.tables", "bide.cli.demo", "uvloop"} & loaded
+    assert not {"rich", "bide_bench", "bide.cli.tables", "bide.cli.demo", "uvloop"} & loaded
 
 
 def test_settings_name_the_person(line: CommandLine) -> None:

@@ -23,18 +23,18 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from bide.app import Bide
-from bide.cli.bench.plan import Limit, Plan, Report, in_batches, rounded
-from bide.cli.bench.processes import resident_bytes
-from bide.cli.bench.sql_server import POSTGRES
-from bide.cli.bench.target import HOUR
-from bide.cli.bench.worker import PAYLOAD, Spec, Work
-from bide.cli.bench.workers import fill, stage, worker_process
 from bide.core.instants import At, Millis
 from bide.core.names import new_id
 from bide.core.records import Cancel, Filter, Leased, Move, NewTask, OutcomeKind, Page, Settlement, State
 from bide.ports import all_answers
 from bide.settings import Settings
 from bide.wiring import store_maker
+from bide_bench.plan import Limit, Plan, Report, in_batches, rounded
+from bide_bench.processes import resident_bytes
+from bide_bench.sql_server import POSTGRES
+from bide_bench.target import HOUR
+from bide_bench.worker import PAYLOAD, Spec, Work
+from bide_bench.workers import fill, stage, worker_process
 
 T = TypeVar("T")
 SECONDS = 10.0

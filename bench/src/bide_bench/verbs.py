@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 from bide.app import Bide
-from bide.cli.bench.plan import BATCH, Limit, Plan, Report, in_batches, per_second, random_keys, rounded
-from bide.cli.bench.target import HOUR
-from bide.cli.bench.worker import PAYLOAD, Work
-from bide.cli.bench.workers import Workers, fill, stage, wait_settled
 from bide.core.answers import Answer
 from bide.core.instants import as_datetime
 from bide.core.records import Ref
+from bide_bench.plan import BATCH, Limit, Plan, Report, in_batches, per_second, random_keys, rounded
+from bide_bench.target import HOUR
+from bide_bench.worker import PAYLOAD, Work
+from bide_bench.workers import Workers, fill, stage, wait_settled
 
 CALLERS = 256
 GROUP, GROUP_SIZE = "bench-group", 1000

@@ -17,9 +17,9 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from bide._version import __version__
-from bide.cli.bench import redis_server, sql_server
-from bide.cli.bench.target import MemoryTarget, Raw, SqliteTarget, Target
 from bide.core.errors import BadInput
+from bide_bench import redis_server, sql_server
+from bide_bench.target import MemoryTarget, Raw, SqliteTarget, Target
 
 BATCH = 1000
 _ALONE = 10

@@ -14,10 +14,10 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from bide.cli.bench.target import Load, Raw, Stop, Target, due_in_an_hour, named_part
-from bide.cli.bench.worker import PAYLOAD
 from bide.core.errors import StoreUnavailable
 from bide.wiring import address_of
+from bide_bench.target import Load, Raw, Stop, Target, due_in_an_hour, named_part
+from bide_bench.worker import PAYLOAD
 
 if TYPE_CHECKING:
     from redis import Redis, RedisCluster

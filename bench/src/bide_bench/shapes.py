@@ -13,24 +13,14 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 from bide.app import Bide
-from bide.cli.bench.pending import SETTLING, watch_server
-from bide.cli.bench.plan import Limit, Plan, Report, random_keys, rounded
-from bide.cli.bench.processes import BenchFault
-from bide.cli.bench.target import stopwatch
-from bide.cli.bench.worker import PAYLOAD, Work, percentile
-from bide.cli.bench.workers import (
-    NANOSECONDS,
-    Findings,
-    ProcessGroup,
-    Workers,
-    examine,
-    fill,
-    stage,
-    trickle,
-    wait_settled,
-)
 from bide.core.instants import as_datetime
 from bide.core.records import Lease
+from bide_bench.pending import SETTLING, watch_server
+from bide_bench.plan import Limit, Plan, Report, random_keys, rounded
+from bide_bench.processes import BenchFault
+from bide_bench.target import stopwatch
+from bide_bench.worker import PAYLOAD, Work, percentile
+from bide_bench.workers import NANOSECONDS, Findings, ProcessGroup, Workers, examine, fill, stage, trickle, wait_settled
 
 RATE, TASKS = 40.0, 200
 """The tasks a second, and their number, whose lateness is measured."""

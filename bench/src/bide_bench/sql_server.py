@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from bide.cli.bench.processes import process_named, spent, spent_by_family, stat
-from bide.cli.bench.target import Load, Raw, Stop, Target, due_in_an_hour, named_part, stopwatch
-from bide.cli.bench.worker import PAYLOAD
 from bide.core.errors import StoreUnavailable
 from bide.settings import Settings
 from bide.wiring import address_of, store_maker
+from bide_bench.processes import process_named, spent, spent_by_family, stat
+from bide_bench.target import Load, Raw, Stop, Target, due_in_an_hour, named_part, stopwatch
+from bide_bench.worker import PAYLOAD
 
 POSTGRES, MYSQL = ("postgresql", "postgres"), ("mysql", "mariadb")
 SCHEMES = (*POSTGRES, *MYSQL)

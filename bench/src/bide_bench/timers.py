@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Protocol
 
-from bide.cli.bench.plan import Limit, Plan, Report, rounded, uncollected
-from bide.cli.bench.target import HOUR
 from bide.core.errors import BadInput
 from bide.ports import Timer
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
+from bide_bench.plan import Limit, Plan, Report, rounded, uncollected
+from bide_bench.target import HOUR
 
 _ROUNDS = 15
 _MOST_PER_ROUND = 1000

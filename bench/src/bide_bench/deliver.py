@@ -9,10 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from bide.app import Bide
-from bide.cli.bench.plan import Limit, Plan, Report, random_keys, rounded
-from bide.cli.bench.processes import BenchFault
-from bide.cli.bench.worker import PAYLOAD, Start, Timers, Work, percentile
-from bide.cli.bench.workers import (
+from bide.core.answers import Answer
+from bide.core.instants import as_datetime, duration
+from bide.settings import Settings
+from bide_bench.plan import Limit, Plan, Report, random_keys, rounded
+from bide_bench.processes import BenchFault
+from bide_bench.worker import PAYLOAD, Start, Timers, Work, percentile
+from bide_bench.workers import (
     NANOSECONDS,
     Findings,
     ProcessGroup,
@@ -25,9 +28,6 @@ from bide.cli.bench.workers import (
     trickle,
     wait_settled,
 )
-from bide.core.answers import Answer
-from bide.core.instants import as_datetime, duration
-from bide.settings import Settings
 
 _SLOWEST = 1_000
 """Completions a second below which a run is given up, so that every run ends."""

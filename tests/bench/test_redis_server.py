@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from redis import Redis
 
 from bide.app import Bide
-from bide.cli.bench import bench
-from bide.cli.bench.plan import Plan, limit_of, open_target
-from bide.cli.bench.redis_server import Busy, RedisServer, connect, redis_server
 from bide.core.errors import BadInput, StoreUnavailable
 from bide.wiring import address_of
+from bide_bench.command import bench
+from bide_bench.plan import Plan, limit_of, open_target
+from bide_bench.redis_server import Busy, RedisServer, connect, redis_server
 from bide_proofs.servers import redis as servers
 
 

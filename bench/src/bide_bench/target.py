@@ -13,9 +13,9 @@ from typing import ClassVar, NamedTuple
 from urllib.parse import parse_qsl, quote, urlsplit
 from uuid import uuid4
 
-from bide.cli.bench.processes import resident_bytes
-from bide.cli.bench.worker import PAYLOAD
 from bide.core.errors import BadInput
+from bide_bench.processes import resident_bytes
+from bide_bench.worker import PAYLOAD
 
 HOUR = 3_600_000
 
