@@ -134,8 +134,6 @@ def shared_options(*, store: bool = True, json: bool = True) -> Callable[[Decora
 class NamedCommands(click.Group):
     """A group that answers an unknown subcommand with the nearest name and with all names."""
 
-    noun = "command"
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -143,7 +141,8 @@ class NamedCommands(click.Group):
             names = self.list_commands(ctx)
             closest = get_close_matches(args[0], names, n=1)
             meant = f"did you mean {closest[0]!r}? All are: " if closest else "one of "
-            raise click.UsageError(f"{self.noun}: {args[0]!r} is not accepted; {meant}{', '.join(names)}", ctx)
+            group = "command" if ctx.parent is None else self.name
+            raise click.UsageError(f"{group}: {args[0]!r} is not accepted; {meant}{', '.join(names)}", ctx)
         return super().resolve_command(ctx, args)
 
 

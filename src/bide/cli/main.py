@@ -52,7 +52,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "serve": ("bide.cli.serve:serve", "Serve tasks over HTTP, with webhooks and a console."),
         "work": ("bide.cli.work:work", "Run the handlers of an app."),
         "token": ("bide.cli.token:token", "Make, list and revoke access tokens of the service."),
-        "migrate": ("bide.cli.migrate:migrate", "Create or upgrade the schema in a database."),
+        "migrate": ("bide.cli.doctor:migrate", "Create or upgrade the schema in a database."),
     },
 }
 _WHERE = {name: path for section in SECTIONS.values() for name, (path, _) in section.items()}
