@@ -140,8 +140,9 @@ async def test_what_goes_wrong_is_an_error_of_bide(redis_url: str) -> None:
     with pytest.raises(StoreUnavailable, match="benchmark"):
         async with open_target("redis://127.0.0.1:1/0"):
             pass
-    with pytest.raises(StoreUnavailable, match="benchmark"), redis_server(redis_url) as server:
-        server.client.execute_command("NO-SUCH-COMMAND")
+    with pytest.raises(StoreUnavailable, match="benchmark"):
+        async with redis_server(redis_url) as server:
+            server.client.execute_command("NO-SUCH-COMMAND")
 
 
 @pytest.mark.parametrize(

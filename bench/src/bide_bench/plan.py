@@ -8,7 +8,7 @@ import platform
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -114,17 +114,17 @@ async def open_target(url: str) -> AsyncIterator[Target]:
                     with suppress(FileNotFoundError):
                         made.unlink()
     elif parts.scheme in (*redis_server.SCHEMES, *sql_server.SCHEMES):
-        async with AsyncExitStack() as stack:
-            server: redis_server.RedisServer | sql_server.SqlServer
-            if parts.scheme in redis_server.SCHEMES:
-                server = stack.enter_context(redis_server.redis_server(url))
-            else:
-                server = await stack.enter_async_context(sql_server.sql_server(url))
+        server: redis_server.RedisServer | sql_server.SqlServer
+        connected = redis_server.redis_server if parts.scheme in redis_server.SCHEMES else sql_server.sql_server
+        async with connected(url) as server:
             server.owned = server.url != url or await server.is_empty()
-            if server.owned:
-                stack.push_async_callback(server.clear)
-                await server.make()
-            yield server
+            try:
+                if server.owned:
+                    await server.make()
+                yield server
+            finally:
+                if server.owned:
+                    await server.clear()
     else:
         raise BadInput("store", parts.scheme or "text without a scheme", _ACCEPTED)
 

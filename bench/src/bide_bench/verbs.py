@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from bide.app import Bide
+from bide.cli.output import current_millis
 from bide.core.answers import Answer
 from bide.core.instants import as_datetime
 from bide.core.records import Ref
@@ -131,7 +132,7 @@ async def change(plan: Plan, limit: Limit) -> Report:
         keys = await fill(app, topic, count, plan=plan, delay="1h")
         half = count // 2
         moved, cancelled = ([Ref(topic, key) for key in some] for some in (keys[:half], keys[half:]))
-        base = time.time_ns() // 1_000_000 + 2 * HOUR
+        base = current_millis() + 2 * HOUR
         timed: dict[str, list[Timed]] = {name: [] for name in ("move", "cancel", "bulk_move", "bulk_cancel")}
         rounds = max(1, min(10, half // BATCH))
         parts = [slice(half * number // rounds, half * (number + 1) // rounds) for number in range(rounds)]
