@@ -12,7 +12,6 @@ from typing import Any
 import click
 import msgspec
 
-from bide.core.errors import MissingExtra
 from bide_bench.deliver import AHEAD, burst, crash, lateness, throughput
 from bide_bench.pending import idle, scale
 from bide_bench.plan import Limit, Plan, Progress, Report, limit_of, machine, open_target, silent
@@ -101,11 +100,7 @@ def _run(name: str, store: str, **options: Any) -> Report:
     if name == "timers":  # compares bare data structures with asyncio's loop
         options["loop"] = "asyncio"
     try:
-        factory = loop_factory(options["loop"])
-    except ImportError:
-        raise MissingExtra("uvloop", "--loop uvloop") from None
-    try:
-        with asyncio.Runner(loop_factory=factory) as runner:
+        with asyncio.Runner(loop_factory=loop_factory(options["loop"])) as runner:
             return runner.run(measured())
     except BenchFault as fault:
         raise click.ClickException(str(fault)) from None

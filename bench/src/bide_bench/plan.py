@@ -94,7 +94,7 @@ _ACCEPTED = (
 async def open_target(url: str) -> AsyncIterator[Target]:
     """Open the store that `url` names; files and parts of a server that were not there before are removed at the end.
 
-    Raises BadInput, and for a server MissingExtra and StoreUnavailable.
+    Raises BadInput, and for a server StoreUnavailable.
     """
     parts = urlsplit(url)
     if url == "memory:":

@@ -150,10 +150,10 @@ def _keys_of(master: Any, namespace: str) -> Iterator[bytes]:
 async def redis_server(url: str) -> AsyncIterator[RedisServer]:
     """Connect to the server that `url` names, with a fresh namespace unless the URL names one.
 
-    Raises BadInput, MissingExtra, and StoreUnavailable, also for what fails on this connection while it is in use.
+    Raises BadInput, and StoreUnavailable, also for what fails on this connection while it is in use.
     """
     url = named_part(url, "namespace", f"bench-{uuid4().hex}")
-    address = address_of(url)  # raises for a bad URL or a missing extra
+    address = address_of(url)  # raises for a bad URL
     from redis import RedisError
 
     try:

@@ -338,10 +338,10 @@ class MysqlServer(SqlServer):
 async def sql_server(url: str) -> AsyncIterator[SqlServer]:
     """Connect to the server that `url` names, with a fresh schema unless `?schema=` names one.
 
-    Raises BadInput, MissingExtra, and StoreUnavailable, also for what fails on this connection while it is in use.
+    Raises BadInput, and StoreUnavailable, also for what fails on this connection while it is in use.
     """
     url = named_part(url, "schema", f"bench_{uuid4().hex}")
-    address = address_of(url)  # raises for a bad URL or a missing extra
+    address = address_of(url)  # raises for a bad URL
     kind: type[SqlServer] = PostgresServer if urlsplit(url).scheme in POSTGRES else MysqlServer
     try:
         async with kind.connected(address) as connection:

@@ -134,18 +134,15 @@ def _group(
     context: Context, group: str, topic: str | None, verb: str,
     ask: Callable[[Bide], Coroutine[Any, Any, Sequence[Answer]]],
 ) -> Exit:  # fmt: skip
-    failed: PartlyFailed | None = None
-
-    async def work(app: Bide) -> tuple[Sequence[Answer], Mapping[Topic, Pause]]:
-        nonlocal failed
+    async def work(app: Bide) -> tuple[Sequence[Answer], Mapping[Topic, Pause], PartlyFailed | None]:
+        failed = None
         try:
             answers = await ask(app)
         except PartlyFailed as error:
-            failed = error
-            answers = [answer for answer in error.answers if isinstance(answer, Answer)]
-        return answers, await pauses_about(app, answers)
+            failed, answers = error, [answer for answer in error.answers if isinstance(answer, Answer)]
+        return answers, await pauses_about(app, answers), failed
 
-    answers, paused = context.open(work)
+    answers, paused, failed = context.open(work)
     if context.json:
         for answer in answers:
             print_json(answer_shape(answer, paused=paused))
