@@ -43,7 +43,7 @@ from bide.core.instants import Millis
 from bide.ports import remote
 from bide.ports.remote import OPERATIONS, Call, Failure, Hello, Operation, Success, Welcome
 from bide.stores.clocks import ServerTime
-from bide.stores.resending import FIRST_PAUSE, Resending
+from bide.stores.resending import FIRST_PAUSE, Lost, NotSent, Resending
 from bide.stores.urls import unreached
 
 _ACCEPTED = '"http://host:8420" or "https://host/prefix"; the only option is "?insecure=1"'
@@ -92,14 +92,6 @@ def _is_loopback(host: str) -> bool:
 
 
 # --- errors
-
-
-class NotSent(Exception):
-    """There is no connection, no service behind it, or a proxy refused the call: nothing was done."""
-
-
-class Lost(Exception):
-    """The call was sent, but no readable answer arrived: only a resend with its number shows whether it was done."""
 
 
 class TooLarge(StoreError):

@@ -40,7 +40,7 @@ from bide.stores.mysql.lease_batches import (
 )
 from bide.stores.mysql.queries import AT, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
 from bide.stores.sql.leasing import LATER, LONGEST, POLL, SLACK, Leasing, ScanBounds, ScanPositions
-from bide.stores.sql.rows import CODES
+from bide.stores.sql.operations import CODES
 
 # --- where scans begin
 

@@ -42,7 +42,11 @@ from bide.stores.postgres.queries import BYTES, columns, packed
 from bide.stores.sql.dialect import AlreadyApplied, KeyTaken
 from bide.stores.sql.journaled_connection import OnLocked, RowLocked, Runs
 from bide.stores.sql.operations import (
+    CODES,
     HELD,
+    ROW,
+    STATES,
+    WIDTH,
     Batch,
     Found,
     MessagesOf,
@@ -50,10 +54,11 @@ from bide.stores.sql.operations import (
     decide_added,
     decide_changes,
     decide_settlements,
+    record_of,
     rest_of,
+    values_of,
 )
 from bide.stores.sql.reading import Located, ServerReads, count_of
-from bide.stores.sql.rows import CODES, ROW, STATES, WIDTH, record_of, values_of
 
 _LEASE_COLUMNS = 3
 _ALIKE_IN_LEASES = (0,)
@@ -254,7 +259,12 @@ async def move(
     Raises RowLocked: one of the tasks was locked, and nothing was done.
     """
     places = rounds(moves)[0]
-    arguments = _arguments(moves, places)
+    asked = [
+        (one.topic, one.key, min(max(one.due.millis, -LAST_INSTANT), LAST_INSTANT), type(one.due) is not At,
+         one.if_token, one.deadline)
+        for one in (moves[place] for place in places)
+    ]  # fmt: skip
+    arguments = packed(map(list, zip(*asked, strict=True)), _ALIKE_IN_MOVES)
 
     def answered(rows: Iterable[Sequence[Any]], start: int = 0) -> None:
         for row in rows:
@@ -269,15 +279,6 @@ async def move(
         answered(_moves_kept(row["answer"]))
 
     await connection.run(update, updated, locked="report")
-
-
-def _arguments(moves: Sequence[Move], places: Sequence[int]) -> list[list[Any]]:
-    rows = []
-    for place in places:
-        one = moves[place]
-        due = min(max(one.due.millis, -LAST_INSTANT), LAST_INSTANT)
-        rows.append((one.topic, one.key, due, type(one.due) is not At, one.if_token, one.deadline))
-    return packed(map(list, zip(*rows, strict=True)), _ALIKE_IN_MOVES)
 
 
 def _moves_kept(answer: bytes | None) -> list[list[Any]]:

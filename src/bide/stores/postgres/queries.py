@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bide.stores.named_queries import read_queries
-from bide.stores.sql.rows import COLUMNS
+from bide.stores.sql.operations import COLUMNS
 
 _AS_TEXT = COLUMNS.replace("payload, options", "encode(payload, 'base64'), encode(options, 'base64')")
 """The same columns, with bytes encoded as text."""

@@ -28,8 +28,6 @@ from bide.stores.redis.topology import (
     ELSEWHERE,
     WAIT,
     Command,
-    Lost,
-    NotSent,
     SharedConnection,
     Topology,
     UnderReplicated,
@@ -38,7 +36,7 @@ from bide.stores.redis.topology import (
     where_to_ask,
     word_of,
 )
-from bide.stores.resending import Resending
+from bide.stores.resending import Lost, NotSent, Resending
 
 _AT_ONCE = 2
 """The most resends without a pause, because servers may redirect a call to each other endlessly."""

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from bide.core.errors import BideError, StoreError, StoreFull, StoreUnavailable
+from bide.stores.resending import Lost, NotSent
 
 
 class Connection(Protocol):
@@ -64,14 +65,6 @@ class Dialect(NamedTuple):
 
 
 Code = TypeVar("Code")
-
-
-class NotSent(Exception):
-    """No connection to a server that accepts the call: it is safe to send again."""
-
-
-class Lost(Exception):
-    """The call was sent and no answer came: only the caller's row tells whether it was done."""
 
 
 class TransactionConflict(Exception):

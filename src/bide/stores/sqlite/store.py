@@ -34,7 +34,6 @@ A = TypeVar("A")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 DISK_RESERVE = 16 * 1024 * 1024
-EVENTS_KEPT = 10_000
 _WRITES_FOR, _PAUSES_FOR = 0.016, 0.008
 """Seconds: a large call writes for so long, then lets others write, who try every 5 ms or less (`patiently`)."""
 
@@ -54,7 +53,7 @@ class SqliteStore(Verbs):
         *,
         synchronous: str = "full",
         disk_reserve: int = DISK_RESERVE,
-        events_kept: int = EVENTS_KEPT,
+        events_kept: int = 10_000,
         watch: str = "auto",
         fault: Fault | None = None,
     ) -> None:
