@@ -10,6 +10,7 @@ import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
+from math import isqrt
 from typing import Any
 
 import msgspec
@@ -38,7 +39,6 @@ from bide.core.records import (
 from bide.ports import COUNTED
 from bide.stores.batches import AT_ONCE, Conflicts, Named, rounds, wakes_of
 from bide.stores.postgres.connection import Call, PostgresConnection, Row
-from bide.stores.postgres.queries import BYTES, columns, packed
 from bide.stores.sql.dialect import AlreadyApplied, KeyTaken
 from bide.stores.sql.journaled_connection import OnLocked, RowLocked, Runs
 from bide.stores.sql.operations import (
@@ -65,6 +65,48 @@ _ALIKE_IN_LEASES = (0,)
 """The place of the topic."""
 _LOCKED = slice(3, 3 + WIDTH)
 """The record's part of a row of `lock_tasks`."""
+
+
+# --- arrays of values
+
+BYTES = (13, 14)
+"""The positions of payload and options in a row."""
+
+
+def columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
+    """Transpose rows into one array for each column, as `unnest` takes them."""
+    return [nested(list(column)) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
+
+
+def packed(given: Iterable[list[Any]], alike: Collection[int]) -> list[list[Any]]:
+    """Shorten columns of one or more rows; the statement expands them again. A column of nulls becomes empty.
+
+    A column in `alike`, which often has equal values, becomes one element if they are all equal.
+    """
+    return [
+        [] if column[0] is None and column.count(None) == len(column)
+        else once(column) if number in alike
+        else nested(column)
+        for number, column in enumerate(given)
+    ]  # fmt: skip
+
+
+def once(column: list[Any]) -> list[Any]:
+    """Reduce a column of equal values to one element; the statement expands it again."""
+    same = column and column[0] == column[-1] and column.count(column[0]) == len(column)
+    return column[:1] if same else nested(column)
+
+
+def nested(column: list[Any]) -> list[Any]:
+    """Split the column into equal parts if its length has divisors; `unnest` treats such a nested array the same.
+
+    The driver checks whether each element is a list, which takes four times as long as encoding it. In a nested array
+    it checks only the first part, since all parts must have the same shape.
+    """
+    size = len(column)
+    parts = next((parts for parts in range(isqrt(size), 1, -1) if size % parts == 0), 1)
+    width = size // parts
+    return column if parts == 1 else [column[first : first + width] for first in range(0, size, width)]
 
 
 # --- batches that decide
