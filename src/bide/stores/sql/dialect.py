@@ -102,22 +102,16 @@ class Meanings(Generic[Code]):
         refusals: Sequence[tuple[type[StoreError], Collection[Code], str]],
     ) -> None:
         """`full`: codes for a lack of space. `refusals`: each error with its codes and advice for the user."""
-        self._kinds: dict[Code, type[Exception]] = {code: kind for kind, codes in kinds.items() for code in codes}
+        self._kinds = {code: (kind, "") for kind, codes in kinds.items() for code in codes}
+        self._kinds |= {code: (kind, f"; {advice}") for kind, codes, advice in refusals for code in codes}
         self._full = full
-        self._refusals: dict[Code, tuple[type[StoreError], str]] = {
-            code: (kind, advice) for kind, codes, advice in refusals for code in codes
-        }
 
     def meaning(self, code: Code, text: str, *, adding: bool = False) -> Exception:
         """The error to raise, or to act on. `adding`: the call adds tasks, so a lack of space means StoreFull."""
-        if code in self._kinds:
-            return self._kinds[code](text)
         if code in self._full:
             return (StoreFull if adding else StoreUnavailable)(f"{text}: free some of its disk")
-        if code in self._refusals:
-            kind, advice = self._refusals[code]
-            return kind(f"{text}; {advice}")
-        return StoreUnavailable(text)
+        kind, advice = self._kinds.get(code, (StoreUnavailable, ""))
+        return kind(text + advice)
 
 
 def plain(found: Exception) -> BideError:
