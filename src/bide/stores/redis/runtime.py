@@ -143,7 +143,6 @@ class Runtime:
         address: Address,
         layout: Layout,
         topology: Topology,
-        time: ServerTime,
         server: Server,
         *,
         patience: float,
@@ -153,7 +152,7 @@ class Runtime:
         self.address = address
         self.layout = layout
         self.topology = topology
-        self.time = time
+        self.time = ServerTime()
         self.server = server
         self.by_server = by_server
         self.reader = Reader(layout, topology, patience=patience)
@@ -166,7 +165,7 @@ class Runtime:
                 f"{name}{kind[:2]}".encode(),
                 layout,
                 topology,
-                time,
+                self.time,
                 # a lease not extended in this round may be in the next; a longer wait would cost the other leases
                 patience=min(patience, silence) if kind == "extend" else patience,
                 publish=("SPUBLISH" if sharded else "PUBLISH") if kind in _NOTIFYING else "",
@@ -179,8 +178,8 @@ class Runtime:
         listeners = Listeners(_log)
         leasing, late = self.clients["lease"], None
         if server.cluster and by_server:
-            late = LateAnswers(leasing, time, topology.part_of, give_back=self._give_back, notify=listeners.notify)
-        self.leaser = Leaser(leasing, layout, time, late, by_server=by_server)
+            late = LateAnswers(leasing, self.time, topology.part_of, give_back=self._give_back, notify=listeners.notify)
+        self.leaser = Leaser(leasing, layout, self.time, late, by_server=by_server)
         self.subscriptions = Subscriptions(
             topology, layout, name, listeners, self.leaser, sharded=sharded, patience=silence
         )

@@ -21,7 +21,7 @@ from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.ports import COUNTED, Features, Finding, Listening, OnTaken, OnWake
 from bide.stores.batches import gathered, slices
-from bide.stores.clocks import ServerStore, ServerTime, WhichClock
+from bide.stores.clocks import ServerStore, WhichClock
 from bide.stores.redis import reading, writing
 from bide.stores.redis.address import Address, address_of
 from bide.stores.redis.layout import VERSION, Layout, text_of
@@ -104,9 +104,9 @@ class RedisStore(ServerStore[Runtime]):
         return Features(wakes=self, workers=self, events=self, clock=self, parts=self, schema=self, diagnosis=self)
 
     async def _connect(self) -> Runtime:
+        """Connect, check the server, and agree on the layout. Raises StoreUnavailable, StoreMismatch, SetupError."""
         address = self._address
         layout = Layout(address.namespace, address.shards or SHARDS)
-        time = ServerTime()
         topology = topology_of(address, layout, patience=self._silence)
         try:
             # less patience: errors in an address show at once
@@ -120,7 +120,7 @@ class RedisStore(ServerStore[Runtime]):
                 layout = Layout(address.namespace, shards)
                 topology = topology_of(address, layout, patience=self._silence)
             opened = Runtime(
-                address, layout, topology, time, server,
+                address, layout, topology, server,
                 patience=self._patience, silence=self._silence, by_server=self._by_server,
             )  # fmt: skip
             await opened.prepare()

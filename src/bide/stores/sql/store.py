@@ -232,6 +232,7 @@ class SqlStore(ServerStore[Runtime]):
         )  # fmt: skip
 
     async def _connect(self) -> Runtime:
+        """Connect and check the schema. Raises StoreUnavailable, StoreMismatch (then run `bide migrate`)."""
         runtime = self._runtime(self._address, patience=min(_AT_FIRST, self._patience), **self._options)
         try:
             await runtime.identify(check=True)
