@@ -91,7 +91,7 @@ class HttpStore(ServerStore[_Opened]):
         return Features(wakes=self, workers=self, events=self, clock=self, remote=self)
 
     async def _connect(self) -> _Opened:
-        """Raises StoreUnavailable, StoreMismatch, and SetupError for a wrong token."""
+        """Connect to the service. Raises StoreUnavailable, StoreMismatch, and SetupError for a wrong token."""
         time = ServerTime()
         transport = Transport(self._shown, self._token)
         calls = Calls(transport, time, clock=self._clock, patience=self._patience, silence=self._silence)
