@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from typing import Any, NamedTuple, Self
 
@@ -17,6 +16,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 from msgspec import DecodeError
 
+from bide._version import __version__
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Length, duration
 from bide.core.options import decode_options
@@ -28,7 +28,6 @@ from bide.sinks.webhook.guard import Guard, Target
 from bide.sinks.webhook.hosts import HostLimits
 from bide.sinks.webhook.sending import (
     CURRENT_EXCHANGE,
-    Connector,
     Exchange,
     Observe,
     ThreadedResolver,
@@ -50,6 +49,7 @@ _log = logging.getLogger("bide.webhooks")
 URL_HEADER = "webhook"
 """The header of a task that names its URL, if the route is per task."""
 _SLOTS_PER_HOST = 5
+_COMMON_HEADERS = {"user-agent": f"bide/{__version__}", "accept": "*/*", "accept-encoding": "identity"}
 _NO_HEADERS: Mapping[str, str] = {}
 _LARGE = 2**20
 """Bytes. aiohttp takes larger bodies as a file, to send them in parts."""
@@ -90,7 +90,6 @@ class WebhookPost:
         self.per_host = per_host
         self.observe = observe
         self.now = now
-        self.agent = _agent()
         self._connections = connections
         self._tls = tls
         self._resolver = resolver
@@ -148,8 +147,7 @@ class WebhookPost:
         if self._hosts is not None:
             raise SetupError("the webhook post is open already")
         self._hosts = HostLimits(self.per_host)
-        resolver = self._resolver
-        if resolver is None:
+        if (resolver := self._resolver) is None:
             resolver = self._own_resolver = ThreadedResolver()
         self._guarded = self._new_session(resolver, guarded=True)
         if self.guard.trusts_hosts:
@@ -172,7 +170,7 @@ class WebhookPost:
         await self.close()
 
     def _new_session(self, resolver: AbstractResolver, *, guarded: bool) -> aiohttp.ClientSession:
-        connector = Connector(
+        return new_session(
             limit=self._connections,
             ttl_dns_cache=_NAMES_KNOWN,
             keepalive_timeout=_KEEP_ALIVE,
@@ -180,7 +178,6 @@ class WebhookPost:
             ssl=True if self._tls is None else self._tls,
             socket_factory=self.guard.socket if guarded else None,
         )
-        return new_session(connector)
 
 
 class _Ended(NamedTuple):
@@ -214,7 +211,7 @@ class WebhookSink:
         self._signer = Signer(secrets)
         self._connect, self._total = _seconds(connect, "connect"), _seconds(total, "total")
         self._timeout = aiohttp.ClientTimeout(total=self._total, connect=self._connect)
-        self._static = {"user-agent": post.agent, "accept": "*/*", "accept-encoding": "identity"} | own_headers(headers)
+        self._static = _COMMON_HEADERS | own_headers(headers)
 
     @property
     def concurrency(self) -> int:
@@ -347,10 +344,3 @@ def _seconds(length: Length, field: str) -> float:
     if not 1 <= millis <= 3_600_000:
         raise BadInput(field, length, "a duration from 1ms to 1h")
     return millis / 1000
-
-
-def _agent() -> str:
-    try:
-        return f"bide/{version('bide')}"
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "bide"
