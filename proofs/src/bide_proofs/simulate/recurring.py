@@ -16,7 +16,7 @@ import os
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
@@ -33,7 +33,7 @@ from bide.core.tasks import Task
 from bide.settings import Settings
 from bide.testing.clock import FIRST_INSTANT
 from bide_proofs.harness.command import parser_of, whole
-from bide_proofs.simulate.link import Link, Weather
+from bide_proofs.simulate.link import Link, Weather, until_open
 from bide_proofs.simulate.loop import Process, SimulatedLoop, run_simulated
 from bide_proofs.simulate.mutants import MUTANTS, applied
 from bide_proofs.simulate.server import Server, WallClock
@@ -190,9 +190,9 @@ class Program:
         rule = Every(timedelta(milliseconds=play.period), jitter=play.jitter)
         how: dict[str, Any] = {"overlap": play.overlap, "catch_up": play.catch_up, "most": _MOST}
         app.recurs(rule, topic="tick", payload=payload, **how)(self._handle)
-        await _until_it_opens(app.open)
+        await until_open(app.open)
         worker = app.worker(name=self.process.who)
-        await _until_it_opens(worker.__aenter__)
+        await until_open(worker.__aenter__)
         await self._ends
         with suppress(StoreError):
             await worker.__aexit__(None, None, None)
@@ -207,16 +207,6 @@ class Program:
             play.early.append(f"occurrence {at} was leased at {leased}")
         play.seen[at].setdefault(task.id, play.loop.time())
         await asyncio.sleep(play.takes)
-
-
-async def _until_it_opens(open_it: Callable[[], Awaitable[object]]) -> None:
-    """Try again, as a supervisor restarts a program that cannot reach its store."""
-    while True:
-        try:
-            await open_it()
-            return
-        except StoreError:
-            await asyncio.sleep(0.2)
 
 
 def wrongs(seed: int, mutant: str | None = None) -> list[str]:
