@@ -422,13 +422,9 @@ class Opening(SuiteBase):
 
     async def test_two_stores_of_different_places_share_nothing(self, store: Store, tmp_path: Path) -> None:
         (tmp_path / "elsewhere").mkdir()
-        other = await self.make_store(tmp_path / "elsewhere")
-        await other.open()
-        try:
+        async with self.opened(tmp_path / "elsewhere") as other:
             await put_one(store)
             assert await listed(other, Filter()) == []
-        finally:
-            await other.close()
 
     async def test_every_state_survives_a_close(self, store: Store, tmp_path: Path) -> None:
         if not self.durable:
@@ -438,31 +434,24 @@ class Opening(SuiteBase):
         await put_one(store, new("far", due=At(NOW + 400 * DAY), deadline=KEPT * 2, options=b"\x80"))
         before = await listed(store, Filter())
         await store.close()
-        again = await self.peer(store, tmp_path)
-        try:
+        async with self.opened(tmp_path) as again:
             assert await listed(again, Filter()) == before
             assert len(await listed(again, Filter(group="g"))) == 5
             held = await see(again, Ref("leased", "k"))
             assert await settle(again, done(held)), "a lease outlives the connection it was taken on"
             assert (await take(again, topic="waiting")).attempt == 1
             assert await again.purge(now=KEPT, limit=100) == 3
-        finally:
-            await again.close()
 
     async def test_a_token_rises_also_across_a_close(self, store: Store, tmp_path: Path) -> None:
         if not self.durable:
             pytest.skip("this store ends with its process")
         last = 0
         for _ in range(3):
-            opened = await self.peer(store, tmp_path)
-            try:
-                await put_one(opened, now=NOW)
-                held = await take(opened)
+            async with self.opened(tmp_path) as opened:
+                held = await put_and_take(opened)
                 assert held.token > last
                 last = held.token
                 assert await settle(opened, done(held)), "and nothing of the task itself is left to go by"
-            finally:
-                await opened.close()
 
     async def test_what_one_client_did_another_sees_at_once(self, store: Store, rival: Store) -> None:
         if not self.durable:
