@@ -295,55 +295,35 @@ class Joining(SuiteBase):
                 await joined.add([new(due=At(NOW + SECOND))], now=NOW)
             await until(lambda: ("t", NOW + SECOND) in heard, "notice of the committed task")
 
-    async def test_the_callers_own_rows_are_committed_with_the_tasks(
-        self, store: Store, joins: JoinsTransaction, tmp_path: Path
+    @pytest.mark.parametrize("fails", [False, True], ids=["commit", "rollback"])
+    async def test_the_callers_own_rows_share_the_fate_of_the_tasks(
+        self, store: Store, joins: JoinsTransaction, tmp_path: Path, *, fails: bool
     ) -> None:
         held = await put_and_take(store)
-        async with joins.transaction() as joined:
+        async with _failing(joins.transaction()) if fails else joins.transaction() as joined:
             await self.write_text(joined.connection, "the effect")
             assert await joined.settle([done(held)], now=NOW) == [True]
-        assert await self.texts(tmp_path) == ["the effect"]
-        assert await look(store, held) is None
+        assert await self.texts(tmp_path) == ([] if fails else ["the effect"])
+        assert await look(store, held) == (held if fails else None)
 
-    async def test_the_callers_own_rows_are_undone_with_the_tasks(
-        self, store: Store, joins: JoinsTransaction, tmp_path: Path
+    @pytest.mark.parametrize("fails", [False, True], ids=["commit", "rollback"])
+    async def test_the_verbs_share_the_fate_of_the_callers_own_transaction(
+        self, store: Store, joins: JoinsTransaction, tmp_path: Path, *, fails: bool
     ) -> None:
-        held = await put_and_take(store)
-        async with _failing(joins.transaction()) as joined:
-            await self.write_text(joined.connection, "the effect")
-            assert await joined.settle([done(held)], now=NOW) == [True]
-        assert await self.texts(tmp_path) == []
-        assert await see(store, held) == held
-
-    async def test_the_verbs_join_the_callers_own_transaction(
-        self, store: Store, joins: JoinsTransaction, tmp_path: Path
-    ) -> None:
-        await put(store, new("settled"), new("moved", due=At(NOW + DAY)))
+        _, later = await put(store, new("settled"), new("moved", due=At(NOW + DAY)))
         held = await take(store)
-        async with self.callers_transaction(tmp_path) as connection:
+        own = self.callers_transaction(tmp_path)
+        async with _failing(own) if fails else own as connection:
             joined = joins.using(connection)
             await self.write_text(connection, "an order")
             [added] = await joined.add([new("added", topic="n")], now=NOW)
             assert await joined.settle([done(held)], now=NOW) == [True]
             [moved] = await joined.change([Move("t", "moved", At(NOW + HOUR))], now=NOW)
-        assert await self.texts(tmp_path) == ["an order"]
-        assert await see(store, Ref("n", "added")) == added.record
-        assert await look(store, held) is None
-        assert await see(store, Ref("t", "moved")) == moved.record
-
-    async def test_the_verbs_are_undone_with_the_callers_own_transaction(
-        self, store: Store, joins: JoinsTransaction, tmp_path: Path
-    ) -> None:
-        held = await put_and_take(store)
-        async with _failing(self.callers_transaction(tmp_path)) as connection:
-            joined = joins.using(connection)
-            await self.write_text(connection, "an order")
-            await joined.add([new("added", topic="n")], now=NOW)
-            assert await joined.settle([done(held)], now=NOW) == [True]
-        assert await self.texts(tmp_path) == []
-        assert await look(store, Ref("n", "added")) is None
-        assert await see(store, held) == held
-        assert await settle(store, done(held))
+        assert await self.texts(tmp_path) == ([] if fails else ["an order"])
+        assert await look(store, Ref("n", "added")) == (None if fails else added.record)
+        assert await look(store, held) == (held if fails else None)
+        assert await see(store, later) == (later if fails else moved.record)
+        assert await settle(store, done(held)) is fails
 
     async def test_a_verb_that_fails_leaves_the_callers_transaction_usable(
         self, store: Store, joins: JoinsTransaction, tmp_path: Path

@@ -112,11 +112,6 @@ class Leasing(SuiteBase):
             taken.sort()
         assert taken == sorted(f"{age:04}" for age in ages)
 
-    async def test_a_leased_task_is_nobody_elses(self, store: Store) -> None:
-        await put_one(store)
-        await take(store, holder="one")
-        assert (await lease(store, 5, now=NOW + LEASE - 1, holder="two")).tasks == []
-
     async def test_an_expired_lease_comes_back_with_a_new_token_and_one_more_loss(self, store: Store) -> None:
         await put_one(store)
         first = await take(store, holder="one")
