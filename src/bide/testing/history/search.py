@@ -270,13 +270,9 @@ class Search:
 
     def _may_turn(self, blocked: bool) -> None:
         """Before a right write, keep the unseen changes as choices: one of them may make a blocked operation right."""
-        if blocked and (self.unseen.any or self._may_be_gone()):
-            self._push()
-
-    def _may_be_gone(self) -> bool:
-        """True if the task has ended and may have been forgotten by now."""
         task = self.task
-        return task is not None and not task.state.live and self.moves.may_be_purged(task, self.soonest)
+        if blocked and (self.unseen.any or (task is not None and self.moves.may_be_purged(task, self.soonest))):
+            self._push()
 
     def _push(self) -> None:
         """Keep each possible unseen change at this point as a choice to return to."""
