@@ -95,8 +95,8 @@ class WebhookPost:
         self._resolver = resolver
         self._own_resolver: ThreadedResolver | None = None
         self._hosts: HostLimits | None = None
-        self._guarded: aiohttp.ClientSession | None = None
-        self._unguarded: aiohttp.ClientSession | None = None
+        self.sessions: dict[bool, aiohttp.ClientSession] = {}
+        """By `Target.trusted`: the session whose connections are guarded, and the one for hosts allowed by name."""
 
     def sink(
         self,
@@ -126,12 +126,6 @@ class WebhookPost:
             raise SetupError("the webhook post is not open: use it as `async with post:` around the worker")
         return self._hosts
 
-    def session(self, *, trusted: bool) -> aiohttp.ClientSession:
-        """The session whose connections are guarded, or the one for hosts that are allowed by name."""
-        session = self._unguarded if trusted else self._guarded
-        assert session is not None, "hosts was asked before"
-        return session
-
     def report(self, result: WebhookResult) -> None:
         """Call the observer; its errors are logged and change no outcome."""
         assert self.observe is not None
@@ -149,15 +143,21 @@ class WebhookPost:
         self._hosts = HostLimits(self.per_host)
         if (resolver := self._resolver) is None:
             resolver = self._own_resolver = ThreadedResolver()
-        self._guarded = self._new_session(resolver, guarded=True)
-        if self.guard.trusts_hosts:
-            self._unguarded = self._new_session(resolver, guarded=False)
+        for trusted in (False, True) if self.guard.trusts_hosts else (False,):
+            self.sessions[trusted] = new_session(
+                limit=self._connections,
+                ttl_dns_cache=_NAMES_KNOWN,
+                keepalive_timeout=_KEEP_ALIVE,
+                resolver=resolver,
+                ssl=True if self._tls is None else self._tls,
+                socket_factory=None if trusted else self.guard.socket,
+            )
 
     async def close(self) -> None:
         """Close all connections; running deliveries fail. Closing twice is allowed."""
-        sessions = [session for session in (self._guarded, self._unguarded) if session is not None]
-        self._hosts = self._guarded = self._unguarded = None
-        await asyncio.gather(*(session.close() for session in sessions))
+        self._hosts = None
+        sessions, self.sessions = self.sessions, {}
+        await asyncio.gather(*(session.close() for session in sessions.values()))
         if self._own_resolver is not None:
             await self._own_resolver.close()
             self._own_resolver = None
@@ -168,16 +168,6 @@ class WebhookPost:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
-
-    def _new_session(self, resolver: AbstractResolver, *, guarded: bool) -> aiohttp.ClientSession:
-        return new_session(
-            limit=self._connections,
-            ttl_dns_cache=_NAMES_KNOWN,
-            keepalive_timeout=_KEEP_ALIVE,
-            resolver=resolver,
-            ssl=True if self._tls is None else self._tls,
-            socket_factory=self.guard.socket if guarded else None,
-        )
 
 
 class _Ended(NamedTuple):
@@ -304,7 +294,7 @@ class WebhookSink:
         payload = task.record.payload
         token = CURRENT_EXCHANGE.set(exchange)
         try:
-            return await self._post.session(trusted=target.trusted).post(
+            return await self._post.sessions[target.trusted].post(
                 target.url,
                 data=payload if len(payload) <= _LARGE else BytesIO(payload),
                 headers=headers,
