@@ -159,12 +159,6 @@ class Fairness(SuiteBase):
         leased = await store.lease({"a": 1, "b": 0}, now=NOW, until=NOW + LEASE, holder="w")
         assert self.wakes_at(leased.next_wake, NOW + 2 * HOUR, NOW)
 
-    async def test_next_wake_sees_the_end_of_a_lease(self, store: Store) -> None:
-        await put(store, new("now"), new("later", due=At(NOW + DAY)))
-        leased = await lease(store, 2)
-        assert keys(leased.tasks) == ["now"]
-        assert self.wakes_at(leased.next_wake, NOW + LEASE, NOW), "should its holder die, that is the next wake"
-
     async def test_next_wake_follows_an_extend_and_a_settle(self, store: Store) -> None:
         await put(store, new("now"), new("later", due=At(NOW + DAY)))
         held = await take(store)
@@ -649,26 +643,18 @@ class Racing(SuiteBase):
 
         await in_batches(self.races, race)
 
-    async def test_a_late_settle_against_the_next_lease(self, store: Store, rival: Store) -> None:
+    @pytest.mark.parametrize("ends", [True, False], ids=["settle", "extend"])
+    async def test_a_late_holder_against_the_next_lease(self, store: Store, rival: Store, *, ends: bool) -> None:
         async def race(number: int, topic: str) -> None:
             late = await put_and_take(store, new(topic=topic))
-            settled, leased = await both(
-                number, settle(store, done(late), now=NOW + LEASE), lease(rival, topic=topic, now=NOW + LEASE)
-            )
-            assert settled is (leased.tasks == [])
-            assert await look(store, late) == (None if settled else leased.tasks[0])
-
-        await in_batches(self.races, race)
-
-    async def test_a_late_extend_against_the_next_lease(self, store: Store, rival: Store) -> None:
-        async def race(number: int, topic: str) -> None:
-            late = await put_and_take(store, new(topic=topic))
-            extended, leased = await both(
-                number,
-                extend(store, late, until=NOW + HOUR, now=NOW + LEASE),
-                lease(rival, topic=topic, now=NOW + LEASE),
-            )
-            assert extended is (leased.tasks == [])
+            if ends:
+                asked = settle(store, done(late), now=NOW + LEASE)
+            else:
+                asked = extend(store, late, until=NOW + HOUR, now=NOW + LEASE)
+            accepted, leased = await both(number, asked, lease(rival, topic=topic, now=NOW + LEASE))
+            assert accepted is (leased.tasks == [])
+            if not accepted or ends:
+                assert await look(store, late) == (None if accepted else leased.tasks[0])
 
         await in_batches(self.races, race)
 

@@ -109,25 +109,6 @@ class Scheduling(SuiteBase):
         assert (await take(store, now=NOW + HOUR)).payload == b"new"
         assert await listed(store, Filter(group="g")) == []
 
-    @pytest.mark.parametrize(
-        ("on_conflict", "winning", "losing"),
-        [(OnConflict.EARLIEST, -HOUR, HOUR), (OnConflict.LATEST, HOUR, -HOUR)],
-        ids=["earliest", "latest"],
-    )
-    async def test_the_winning_time_brings_its_payload(
-        self, store: Store, on_conflict: OnConflict, winning: int, losing: int
-    ) -> None:
-        there = await put_one(store, new(due=At(NOW + DAY), payload=b"first"))
-        loser = new(due=At(NOW + DAY + losing), payload=b"loses", on_conflict=on_conflict)
-        tie = new(due=At(NOW + DAY), payload=b"ties", on_conflict=on_conflict)
-        winner = new(due=At(NOW + DAY + winning), payload=b"wins", on_conflict=on_conflict)
-        lost, tied, won = await add_all(store, [loser, tie, winner])
-        assert (lost.result, lost.record) == (Result.KEPT, there)
-        assert (tied.result, tied.record) == (Result.KEPT, there)
-        assert (won.result, won.was) == (Result.REPLACED, NOW + DAY)
-        now_is = await see(store, there)
-        assert (now_is.payload, now_is.id, now_is.due_at) == (b"wins", winner.id, NOW + DAY + winning)
-
     async def test_earliest_goes_by_the_time_asked_for_not_by_the_wake(self, store: Store) -> None:
         there = await put_one(store, new(due=At(NOW - HOUR)))
         [answer] = await add_all(store, [new(due=At(NOW - MINUTE), on_conflict=OnConflict.EARLIEST)])
