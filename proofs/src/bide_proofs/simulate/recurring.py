@@ -10,7 +10,6 @@ the process for 78 minutes. The judge knows the rule and the policy, and compare
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import random
@@ -32,7 +31,7 @@ from bide.core.recurrence.rules import Every
 from bide.core.tasks import Task
 from bide.settings import Settings
 from bide.testing.clock import FIRST_INSTANT
-from bide_proofs.harness.command import parser_of, whole
+from bide_proofs.harness.command import parser_of, tell, whole
 from bide_proofs.simulate.link import Link, Weather, until_open
 from bide_proofs.simulate.loop import Process, SimulatedLoop, run_simulated
 from bide_proofs.simulate.mutants import MUTANTS, applied
@@ -238,11 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seeds = range(given.seed, given.seed + given.seeds)
     with ProcessPoolExecutor(given.processes, initializer=logging.disable) as pool:
         found = dict(zip(seeds, pool.map(partial(wrongs, mutant=given.mutant), seeds, chunksize=10), strict=True))
-    wrong = {seed: said for seed, said in found.items() if said}
-    for seed, said in wrong.items():
-        sys.stderr.write(f"seed {seed}: {said[0][:300]}\n")
-    sys.stdout.write(json.dumps({"seeds": given.seeds, "wrong": len(wrong)}) + "\n")
-    return 1 if wrong else 0
+    return tell({"seeds": given.seeds}, {"seed": [f"{seed}: {said[0][:300]}" for seed, said in found.items() if said]})
 
 
 if __name__ == "__main__":
