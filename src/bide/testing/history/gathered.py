@@ -82,8 +82,6 @@ class TaskHistory:
 class Leasings:
     """Lease calls for one topic, with their places, ordered by the end of the leases asked for."""
 
-    __slots__ = ("by_until", "in_order")
-
     def __init__(self, those: list[tuple[int, ev.Leasing]]) -> None:
         self.in_order = sorted(those, key=lambda one: one[1].until)
         self.by_until: dict[Millis, list[tuple[int, ev.Leasing]]] = {}
@@ -93,8 +91,6 @@ class Leasings:
 
 class Clocks:
     """The recorded times of the store's clock, in the order of events, for rules that need more than one event."""
-
-    __slots__ = ("_highest", "_places", "fallback")
 
     def __init__(self) -> None:
         self._places: list[int] = []
@@ -395,9 +391,6 @@ class Unsure:
     def known(self) -> tuple[Any, ...]:
         """All fields, which distinguish it from another."""
         return tuple(getattr(self, name) for name in _NAMES)
-
-    def __repr__(self) -> str:
-        return f"Unsure{self.known}"
 
 
 Task: TypeAlias = Seen | Unsure
