@@ -46,7 +46,6 @@ class Moves:
 
     def __init__(self, header: ev.Header, clocks: Clocks) -> None:
         self.slack = header.slack
-        self.losses = header.losses
         self.gives_back = header.gives_back
         self.clocks = clocks
 
