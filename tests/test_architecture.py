@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stores": {"core", "ports"},
     "engine": {"core", "ports"},
     "insight": {"core", "ports", "engine"},
-    "sinks": {"core", "ports"},
+    "sinks": {"core", "ports", "_version"},
     "settings": {"core"},
     "extensions": {"core"},
     "wiring": {"core", "ports", "timers", "stores", "engine", "sinks", "settings", "extensions"},
