@@ -19,9 +19,8 @@ from bide.engine.client import Client
 from bide.engine.context import acting_as
 from bide.ports.remote import STREAM_TYPE
 from bide.service.access import Access, Networks
-from bide.service.audit import TokenBucket, audit, audit_refused, audit_unknown
-from bide.service.authz import AccessRefused, Verb
-from bide.service.console.router import Router
+from bide.service.authz import AccessRefused, TokenBucket, Verb, audit, audit_refused, audit_unknown
+from bide.service.console.pages import Router
 from bide.service.contract import CALLS, document
 from bide.service.health import OPEN, Health, pages_of
 from bide.service.metrics import Metrics

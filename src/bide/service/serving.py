@@ -59,10 +59,14 @@ from bide.insight.minute_log import LastDay
 from bide.insight.overview import Overviews
 from bide.ports import Policy
 from bide.service.access import Access, check_start, is_loopback, networks_of
-from bide.service.audit import EventQuota
-from bide.service.authz import Tokens
-from bide.service.console.page_request import ConsoleContext
-from bide.service.console.router import Router
+from bide.service.authz import EventQuota, Tokens
+from bide.service.console.actions import ActionsPage
+from bide.service.console.overview import OverviewPage
+from bide.service.console.pages import ConsoleContext, Router
+from bide.service.console.recurring import RecurringPage
+from bide.service.console.tasks import DeadPage, TasksPage
+from bide.service.console.timeline import TimelinePage
+from bide.service.console.topics import TopicsPage
 from bide.service.health import Health
 from bide.service.metrics import Metrics
 from bide.service.remote.calls import StoreCalls
@@ -75,6 +79,7 @@ from bide.wiring import is_traced, sink_at, webhook_post
 
 PER_TASK = "per-task"
 MOST_CONNECTIONS = 4_096
+CONSOLE_PAGES = (OverviewPage, TimelinePage, TasksPage, RecurringPage, ActionsPage, DeadPage, TopicsPage)
 
 
 class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -254,9 +259,8 @@ class ServiceInstance:
         overviews, day = Overviews(app), LastDay(app)
         stack.push_async_callback(overviews.close)
         stack.push_async_callback(day.close)
-        console = Router(
-            ConsoleContext(app, health, self.policy_of, self.instance, self._channel, access, overviews, day)
-        )
+        context = ConsoleContext(app, health, self.policy_of, self.instance, self._channel, access, overviews, day)
+        console = Router(context, [page(context) for page in CONSOLE_PAGES])
         stack.push_async_callback(console.close)
         consumer_verbs = ConsumerVerbs(self._long_poll, instance=self.instance, lease=app.config.lease)
         self.service = Service(

@@ -27,8 +27,7 @@ from bide.engine.delivery.long_poll import LongPoll
 from bide.engine.verbs import conflict_of, filter_of, new_cancel, new_fire, new_move, new_redrive
 from bide.ports.remote import LONGEST_LEASE, SHORTEST_LEASE
 from bide.service import schemas
-from bide.service.audit import audit_pause
-from bide.service.authz import Caller, Verb
+from bide.service.authz import Caller, Verb, audit_pause
 from bide.service.contract import (
     CALLS,
     ExtendedShape,

@@ -7,22 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from bide.core.errors import BadInput
 from bide.core.instants import duration
-from bide.core.names import new_id
-from bide.core.records import Result, State
-from bide.insight.bulk import MOST_PACE, BulkRequest, BulkVerb, May, change_one, preview, wake_after
+from bide.core.names import check_name, check_topic, new_id
+from bide.core.records import Ref, Result, State
+from bide.insight.bulk import MOST_PACE, BulkRequest, BulkVerb, May, Version, change_one, preview, wake_after
 from bide.insight.bulk_run import MOST_NOTED, BulkRunner, BulkState, Progress, untouched_by
 from bide.ports.remote import LAST_TOKEN
 from bide.service.authz import Forbidden, Verb
-from bide.service.console.page_request import (
+from bide.service.console.pages import (
     Answer,
     ConsoleContext,
     Page,
     PageRequest,
     Route,
-    chosen_refs,
     filter_fields,
     local_path,
     read_filter,
@@ -47,8 +47,19 @@ ACTIONS: Mapping[BulkVerb, Action] = {
     BulkVerb.FIRE: Action("Fire now", Verb.FIRE, (State.WAITING,)),
     BulkVerb.REDRIVE: Action("Redrive", Verb.REDRIVE, (State.DEAD,)),
 }
+_MOST_CHOSEN = 1_000
+"""Tasks that one form may name."""
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Field = tuple[str, str]
+
+
+def _version(text: str) -> Version:
+    """The task that a form names, and the token that the viewer saw. Raises BadInput."""
+    name, at, token = text.rpartition("@")
+    topic, slash, key = name.partition("/")
+    if not at or not slash or not token.isascii() or not token.isdigit() or len(token) > 19:
+        raise BadInput("ref", text, "topic/key@token, percent-encoded, as the console's own forms have it")
+    return Version(Ref(check_topic(unquote(topic)), check_name("key", unquote(key))), int(token))
 
 
 def read_bulk(request: PageRequest) -> BulkRequest:
@@ -56,7 +67,10 @@ def read_bulk(request: PageRequest) -> BulkRequest:
     verb = request.choice_field("verb", BulkVerb)
     scope = request.field("scope", "chosen")
     if scope == "chosen":
-        seen = tuple(chosen_refs(request))
+        texts = request.fields.get("ref", [])
+        if len(texts) > _MOST_CHOSEN:
+            raise BadInput("ref", f"{len(texts)} tasks", f"at most {_MOST_CHOSEN:,} at once; or all that match")
+        seen = tuple(_version(text) for text in dict.fromkeys(texts))
         if not seen:
             raise BadInput("tasks", "none", "at least one: tick some in the list, or choose all that match")
         for needed in (Verb.READ, ACTIONS[verb].access):
@@ -102,7 +116,7 @@ def fields_of(request: PageRequest, bulk: BulkRequest) -> Iterator[Field]:
     yield "verb", bulk.verb.value
     if bulk.where is None:
         yield "scope", "chosen"
-        for text in dict.fromkeys(request.field_values("ref")):
+        for text in dict.fromkeys(request.fields["ref"]):
             yield "ref", text
     else:
         yield "scope", "matching"

@@ -12,7 +12,7 @@ from bide.engine.registry import Channel
 from bide.insight.minute_log import Flow
 from bide.insight.overview import Overview
 from bide.service.authz import ANONYMOUS, Verb
-from bide.service.console.page_request import ConsoleContext, Page, PageRequest
+from bide.service.console.pages import ConsoleContext, Page, PageRequest
 from bide.service.health import Level
 from bide.service.requests import Reply
 

@@ -25,7 +25,7 @@ from bide.insight.task_history import Attempt, Cohort, Ended, TaskHistory, task_
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
 from bide.service.console.i18n import Locale
-from bide.service.console.page_request import Answer, ConsoleContext, PageRequest, Route
+from bide.service.console.pages import Answer, ConsoleContext, PageRequest, Route
 from bide.service.console.rendering import address, isolated, payload_view, task_address
 from bide.service.requests import Reply
 

@@ -40,8 +40,7 @@ from bide.engine.context import acting_as
 from bide.engine.pauses import PauseGate
 from bide.ports import remote
 from bide.ports.remote import CALL_LASTS, OPERATIONS, Batch, Bounds, Call, Failure, Needs, Operation
-from bide.service.audit import audit
-from bide.service.authz import ALL_VERBS, AccessRefused, Caller, Verb
+from bide.service.authz import ALL_VERBS, AccessRefused, Caller, Verb, audit
 from bide.service.remote.operations import StoreOperations
 from bide.service.requests import BODY_LIMIT, Reply, problem_of
 
