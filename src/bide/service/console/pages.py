@@ -273,7 +273,7 @@ class Router:
             ("POST", "/logout"): self._logout,
             ("GET", "/language"): self._language,
         }
-        routes: dict[Route, Handler] = {("GET", path): partial(_static, file) for path, file in statics().files.items()}
+        routes: dict[Route, Handler] = {("GET", path): partial(_static, file) for path, file in statics().values()}
         routes |= {route: partial(self._answer, answer, True) for route, answer in open_pages.items()}
         for page in pages:
             routes |= {route: partial(self._answer, answer, False) for route, answer in page.routes.items()}
