@@ -276,16 +276,16 @@ _ONE_DUE = {
     ]
 }
 _NO = {"type": "null"}
-_AT, _DELAY = {"at": {"type": "string"}}, {"delay": {"type": ["string", "number"]}}
 _SETTLED = {
     "anyOf": [
         {"properties": {"outcome": {"enum": ["done", "retry"]}, "at": _NO}},
         {"properties": {"outcome": {"enum": ["done", "retry"]}, "delay": _NO}},
-        {"properties": {"outcome": {"const": "defer"}, "at": _NO, **_DELAY}, "required": ["delay"]},
-        {"properties": {"outcome": {"const": "defer"}, "delay": _NO, **_AT}, "required": ["at"]},
+        {"properties": {"outcome": {"const": "defer"}, "at": _NO, "delay": {"type": ["string", "number"]}},
+         "required": ["delay"]},
+        {"properties": {"outcome": {"const": "defer"}, "delay": _NO, "at": {"type": "string"}}, "required": ["at"]},
         {"properties": {"outcome": {"const": "dead"}, "at": _NO, "delay": _NO}},
     ]
-}
+}  # fmt: skip
 _STEPS = {
     "oneOf": [
         {"properties": {"do": {"enum": ["pause", "resume", "skip_next", "run_now"]}, "since": _NO, "until": _NO}},
@@ -341,10 +341,8 @@ def _refine(components: dict[str, Any]) -> None:
     components[schemas.Steer.__name__] |= _STEPS
     components[TaskShape.__name__] |= _EITHER
     components[ItemShape.__name__] |= {"oneOf": [{"required": ["answer", "task"]}, {"required": ["problem"]}]}
-    for component in components.values():
-        for name in component.get("properties", {}):
-            if name in ("payload", "payload_base64") and "required" in component:
-                component["required"] = [one for one in component["required"] if not one.startswith("payload")]
+    task = components[TaskShape.__name__]
+    task["required"] = [name for name in task["required"] if not name.startswith("payload")]
 
 
 def _operation(call: Call, by_type: dict[int, Any]) -> dict[str, Any]:

@@ -314,28 +314,23 @@ class Request:
             raise too_large(limit)
         try:
             async with asyncio.timeout(patience):
-                await self._read(limit)
+                parts: list[bytes] = []
+                size, more = 0, True
+                while more:
+                    message = await self._receive()
+                    if message["type"] != "http.request":
+                        raise ClientDisconnected
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > limit:
+                        raise too_large(limit)
+                    more = message.get("more_body", False)
+                self.body = b"".join(parts)
         except TimeoutError:
             raise Problem(
                 408, "too-slow", "The body arrived too slowly", f"the body was not complete after {patience:g} s",
                 headers={"connection": "close"},
             ) from None  # fmt: skip
-
-    async def _read(self, limit: int) -> None:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                raise ClientDisconnected
-            part = message.get("body", b"")
-            size += len(part)
-            if size > limit:
-                raise too_large(limit)
-            if not message.get("more_body"):
-                self.body = part if not parts else b"".join([*parts, part])
-                return
-            parts.append(part)
 
     async def gone(self) -> None:
         """Return when the client has disconnected."""

@@ -6,13 +6,14 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from msgspec import Struct
 
 from bide.core.errors import StoreError
 from bide.core.instants import Millis, as_datetime
-from bide.core.records import State, Tally, Topic
+from bide.core.records import State, Topic
 from bide.engine.client import Client
 from bide.insight.cached_query import CachedQuery
 from bide.insight.overview import oldest_due
@@ -93,7 +94,7 @@ class StoreSampler:
         return False
 
     async def _ask(self) -> StoreSample:
-        client = self._client
+        client, clock = self._client, self._client.store.features.clock
         now = client.clock.now()
         edges = (0, max(now - _LONG, 0), now + 1)
         tally = await client.tally([as_datetime(edge) for edge in edges])
@@ -105,17 +106,8 @@ class StoreSampler:
             {of: count.number for of, count in tally.counts.items()},
             due,
             {topic: (now - since) / 1000 for topic, since in oldest.items()},
-            _at_limit(tally),
-            await self._skew(),
+            sum(not count.exact for count in chain(tally.counts.values(), *tally.forecast.values())),
+            None if clock is None else await skew_of(clock, SystemClock()),
             (await client.paused()).keys(),
         )
         return self.latest
-
-    async def _skew(self) -> float | None:
-        clock = self._client.store.features.clock
-        return None if clock is None else await skew_of(clock, SystemClock())
-
-
-def _at_limit(tally: Tally) -> int:
-    counts = [*tally.counts.values(), *(count for counts in tally.forecast.values() for count in counts)]
-    return sum(not count.exact for count in counts)

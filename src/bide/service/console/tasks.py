@@ -224,7 +224,7 @@ class TasksPage(Page):
             matching={} if asked.key else filter_fields(request, asked.where),
             keep=self._app.config.retentions.of(asked.where.topic or ""),
             alike=[one for one in topics if part and part in one.lower() and one != given["topic"]][:10],
-            widen=[(name, address("/tasks", **{**held, name: ""})) for name in FIELDS[:-1] if name in held],
+            widen=[(_NAMES[name], address("/tasks", **{**held, name: ""})) for name in FIELDS[:-1] if name in held],
         )
 
     async def _count(self, asked: Search, found: TasksFound, tally: Tally, topics: Sequence[Topic]) -> Count | None:
