@@ -19,7 +19,6 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, get_args
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bide.core.answers import Answer
@@ -37,21 +36,9 @@ from bide.core.names import check_name, check_topic
 from bide.core.records import Result, Topic
 from bide.service.access import Networks, header, peer_of
 from bide.service.authz import AccessRefused, Caller
-from bide.service.schemas import AnswerShape, answer_shape
+from bide.service.schemas import AnswerShape, ProblemShape, answer_shape
 
 CONTENT_TYPE = "application/problem+json"
-
-
-class ProblemShape(Struct, frozen=True, kw_only=True):
-    """An error, as problem details."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    field: str | UnsetType = UNSET
-    value: Any = UNSET
-    accepted: str | UnsetType = UNSET
 
 
 class Problem(Exception):

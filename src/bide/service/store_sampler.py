@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -51,22 +50,11 @@ class StoreSampler:
 
     def __init__(self, client: Client, *, every: float, patience: float) -> None:
         self._client = client
-        self._every = every
         self._patience = patience
+        self._reaching = CachedQuery(lambda: reach(client.store, patience), every=every, share=1.0, lasting=False)
+        self._counting = CachedQuery(self._ask, every=every, share=_SHARE)
         self.latest: StoreSample | None = None
         """The last complete sample."""
-
-    @cached_property
-    def _reaching(self) -> CachedQuery[object]:
-        """The query that checks whether the store answers. Like `_counting`, it is made on first use in the caller's
-        loop."""
-        return CachedQuery(
-            lambda: reach(self._client.store, self._patience), every=self._every, share=1.0, lasting=False
-        )
-
-    @cached_property
-    def _counting(self) -> CachedQuery[StoreSample]:
-        return CachedQuery(self._ask, every=self._every, share=_SHARE)
 
     @property
     def age(self) -> float:

@@ -29,7 +29,7 @@ from bide.insight.cached_query import CachedQuery
 from bide.insight.dead_letters import DeadLetters, dead_letters, tasks_of_group
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
-from bide.service.console.pages import DUE, ConsoleContext, Page, PageRequest, filter_fields, read_filter
+from bide.service.console.pages import ConsoleContext, Page, PageRequest, filter_fields, read_filter
 from bide.service.console.rendering import address, inert_line, isolated
 from bide.service.console.task import TaskPage
 from bide.service.requests import Reply
@@ -47,8 +47,6 @@ class Search(NamedTuple):
     where: Filter
     key: str
     """An exact key; empty: any."""
-    due: bool
-    """Only waiting tasks that are due."""
     limit: int
     cursor: str
 
@@ -75,8 +73,7 @@ def search_of(request: PageRequest) -> Search:
     key = request.raw_field("key")
     where = read_filter(request)
     limit = request.number_field("limit", LIMITS[0], least=1, most=LIMITS[-1])
-    due = request.field("state") == DUE
-    return Search(where, check_name("key", key) if key else "", due, limit, request.field("cursor"))
+    return Search(where, check_name("key", key) if key else "", limit, request.field("cursor"))
 
 
 async def search(request: PageRequest, asked: Search, topics: Sequence[Topic]) -> TasksFound:
