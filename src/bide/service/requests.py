@@ -251,7 +251,7 @@ class Request:
     """A request, read from ASGI. `caller` is its sender, once authenticated."""
 
     __slots__ = (
-        "_receive", "_scope", "body", "caller", "headers", "limits", "method", "path", "proxies", "raw_query",
+        "_receive", "_scope", "body", "caller", "headers", "method", "path", "proxies", "raw_query",
         "reauthorize", "segments",
     )  # fmt: skip
 
@@ -265,8 +265,6 @@ class Request:
         self._scope = scope
         self.proxies: Networks = ()
         """The proxies whose X-Forwarded-For is trusted."""
-        self.limits = (BODY_LIMIT, BODY_PATIENCE)
-        """The most bytes of its body, and most seconds for it to arrive."""
         self.body = b""
         self.caller = _NOBODY
         self.segments: tuple[str, ...] = ()
@@ -289,18 +287,16 @@ class Request:
         if len(sent) != len(self.headers) and sum(name == b"host" for name, _ in sent) > 1:
             raise Problem(400, "bad-host", "Host comes twice", "send one Host header", field="host")
 
-    async def read(self, most: int | None = None) -> None:
-        """Read the body, at most `most` bytes if that is less than the limit.
+    async def read(self, limit: int = BODY_LIMIT) -> None:
+        """Read the body, at most `limit` bytes.
 
         Raises Problem for one that is too large or comes too slowly; ClientDisconnected.
         """
-        limit, patience = self.limits
-        limit = limit if most is None else min(limit, most)
         length = self.headers.get(b"content-length")
         if length is not None and length.isdigit() and (len(length) > 19 or int(length) > limit):
             raise too_large(limit)
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(BODY_PATIENCE):
                 parts: list[bytes] = []
                 size, more = 0, True
                 while more:
@@ -315,7 +311,7 @@ class Request:
                 self.body = b"".join(parts)
         except TimeoutError:
             raise Problem(
-                408, "too-slow", "The body arrived too slowly", f"the body was not complete after {patience:g} s",
+                408, "too-slow", "The body arrived too slowly", f"the body was not complete after {BODY_PATIENCE:g} s",
                 headers={"connection": "close"},
             ) from None  # fmt: skip
 

@@ -27,8 +27,6 @@ from bide.service.health import Health
 from bide.service.metrics import Metrics
 from bide.service.remote.calls import StoreCalls
 from bide.service.requests import (
-    BODY_LIMIT,
-    BODY_PATIENCE,
     CONTENT_TYPE,
     OPEN_LIMIT,
     ClientDisconnected,
@@ -79,7 +77,6 @@ class Service:
         self._store_calls = store_calls
         self._metrics = metrics
         self._console = console
-        self._body_limit, self._body_patience = BODY_LIMIT, BODY_PATIENCE
         self._proxies = proxies
         self._loop = asyncio.get_running_loop()
         verbs = Verbs(client)
@@ -105,7 +102,7 @@ class Service:
             return
         started = self._loop.time()
         request = Request(scope, receive)
-        request.limits, request.proxies = (self._body_limit, self._body_patience), self._proxies
+        request.proxies = self._proxies
         name = "unknown"
         reply: Reply | StreamingReply | None
         try:

@@ -42,7 +42,16 @@ from bide.service.authz import AccessRefused, Caller, Forbidden, TokenBucket, Un
 from bide.service.console.i18n import LANGUAGES, Locale, language_of, zone_of
 from bide.service.console.rendering import inert, isolated, render, statics
 from bide.service.health import Health
-from bide.service.requests import OPEN_LIMIT, ClientDisconnected, Reply, Request, Routes, problem_of, segment
+from bide.service.requests import (
+    BODY_LIMIT,
+    OPEN_LIMIT,
+    ClientDisconnected,
+    Reply,
+    Request,
+    Routes,
+    problem_of,
+    segment,
+)
 
 _log = logging.getLogger("bide.console")
 HTML = "text/html; charset=utf-8"
@@ -104,9 +113,9 @@ class PageRequest:
             raise BadInput("form", shown, f"{accepted} ({error})") from None
 
     @property
-    def csrf(self) -> str | None:
+    def csrf(self) -> str:
         """The value that proves that a page of this session sent the request."""
-        return self.http.header(CSRF_HEADER.encode()) or self.raw_field(CSRF_FIELD) or None
+        return self.http.header(CSRF_HEADER.encode()) or self.raw_field(CSRF_FIELD)
 
     def field(self, name: str, default: str = "") -> str:
         """A field without the space around it; the last value, if it came more than once."""
@@ -127,9 +136,7 @@ class PageRequest:
 
     def choice_field(self, name: str, of: type[Choice], default: Choice | None = None) -> Choice:
         """A field that is one of several words. Raises BadInput."""
-        text = self.field(name)
-        if not text and default is not None:
-            return default
+        text = self.field(name) or default or ""
         try:
             return of(text)
         except ValueError:
@@ -350,7 +357,7 @@ class Router:
                 if begun:
                     cookie = set_cookie(request.session, self._client.clock.now(), host=http.header(b"host"))
                     headers["set-cookie"] = cookie
-            await http.read(OPEN_LIMIT if is_open else None)
+            await http.read(OPEN_LIMIT if is_open else BODY_LIMIT)
             async with asyncio.timeout(PATIENCE):
                 request.path_values = tuple(segment(one, "path") for one in parts)
                 if request.session is not None and not request.is_read:
