@@ -85,9 +85,6 @@ class _SimulatedTime(ServerTime):
         self._loop = loop
         self._low = self._high = wall.seconds() - loop.time()
 
-    def clock(self) -> float:  # type: ignore[override]
-        return self._loop.time()
-
     def seconds(self) -> float:
         return self._loop.time() + (self._low + self._high) / 2
 
