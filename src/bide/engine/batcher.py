@@ -3,19 +3,16 @@
 While one batch is in flight, the next one gathers, so no call waits for a timer. A single call goes out at the end of
 the current turn of the event loop; a thousand concurrent calls go out together. As the load grows, batches get larger
 and each call gets cheaper. This is the group commit of databases, with coroutines as committers.
-
-`Coalescer` does the same for work whose result no caller awaits: many triggers become one run.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from bide.core.errors import PartlyFailed
 from bide.core.payloads import fitting, payload_sizes
-from bide.engine.background import begin
 from bide.ports import Pending
 
 Asked = TypeVar("Asked")
@@ -80,7 +77,6 @@ class Batcher(Generic[Asked, Got]):
             self._tell(futures, got)
 
     def _tell(self, futures: Sequence[asyncio.Future[Any]], answers: Sequence[object]) -> None:
-        """Give each future its own answer or error."""
         for future, answer in zip(futures, answers, strict=True):
             if future.done():
                 continue
@@ -110,31 +106,3 @@ class Batcher(Generic[Asked, Got]):
             await asyncio.wait([self._task])
         if self._waiting:
             await asyncio.wait(self._waiting)
-
-
-class Coalescer:
-    """Runs `work` in the background `pause` seconds after the first `trigger`, once for all triggers until then."""
-
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], pause: float, name: str) -> None:
-        self._work = work
-        self._pause = pause
-        self._name = name
-        self._due: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._closed = False
-
-    def trigger(self) -> None:
-        if self._due is None and not self._closed:
-            self._due = asyncio.get_running_loop().call_later(self._pause, self._run)
-
-    def _run(self) -> None:
-        self._due = None
-        self._task = begin(self._work(), self._name)
-
-    async def close(self) -> None:
-        """Start no more runs, and wait for the one in progress."""
-        self._closed = True
-        if self._due is not None:
-            self._due.cancel()
-        if self._task is not None:
-            await asyncio.wait([self._task])

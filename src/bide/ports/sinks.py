@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextvars import copy_context
@@ -44,6 +45,12 @@ class Route(Policy, frozen=True, kw_only=True):
     """Concurrent deliveries of this topic in one worker process."""
     timeout: Millis | None = None
     on_dead: Sequence[Callable[[Task[Any]], Any]] = ()
+
+
+def is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """True for a coroutine function, decorated or not, and for an object whose `__call__` is one."""
+    made = inspect.unwrap(function), getattr(function, "__call__", None)  # noqa: B004 - its own `__call__` counts
+    return any(map(inspect.iscoroutinefunction, made))
 
 
 async def call_in_thread(threads: Executor, function: Callable[[Given], Got], given: Given) -> Got:

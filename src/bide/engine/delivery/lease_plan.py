@@ -210,15 +210,13 @@ class TopicSlots(Protocol):
     """The slots of a topic, as in `TopicExecutor`."""
 
     @property
-    def free(self) -> int:
-        """How many more deliveries of it could run."""
+    def free(self) -> int: ...
 
     @property
     def occupied(self) -> int: ...
 
     @property
-    def backlogged(self) -> bool:
-        """True if there may be due tasks for which there was no room."""
+    def backlogged(self) -> bool: ...
 
 
 def kept_back(slots: int, idle: int) -> int:
