@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from msgspec import Struct, field
+
 from bide.core.errors import PartlyFailed
 from bide.core.payloads import fitting, payload_sizes
 from bide.ports import Pending
@@ -19,24 +21,19 @@ Asked = TypeVar("Asked")
 Got = TypeVar("Got")
 
 
-class Batcher(Generic[Asked, Got]):
+class Batcher(Struct, Generic[Asked, Got], eq=False):
     """Combines `ask(x)` calls into `send([x, ...])`, which answers in the same order. One batch is in flight.
 
     A batch has at most `limit` calls, and `core.payloads.TOGETHER` bytes of payloads.
     """
 
-    __slots__ = ("_asked", "_futures", "_limit", "_loop", "_send", "_task", "_waiting")
-
-    def __init__(
-        self, send: Callable[[Sequence[Asked]], Awaitable[Sequence[Got | Pending[Got]]]], *, limit: int = 1000
-    ) -> None:
-        self._send = send
-        self._limit = limit
-        self._loop = asyncio.get_running_loop()
-        self._asked: list[Asked] = []
-        self._futures: list[asyncio.Future[Got]] = []
-        self._task: asyncio.Task[None] | None = None
-        self._waiting: set[Pending[Any]] = set()
+    send: Callable[[Sequence[Asked]], Awaitable[Sequence[Got | Pending[Got]]]]
+    limit: int = 1000
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _asked: list[Asked] = []
+    _futures: list[asyncio.Future[Got]] = []
+    _task: asyncio.Task[None] | None = None
+    _waiting: set[Pending[Any]] = set()
 
     def ask(self, asked: Asked) -> asyncio.Future[Got]:
         """Return a future for the answer. A caller that stops waiting does not stop the call: it may still be done."""
@@ -58,11 +55,11 @@ class Batcher(Generic[Asked, Got]):
             self._start()
 
     async def _flush(self) -> None:
-        count = 1 if len(self._asked) == 1 else fitting(payload_sizes(self._asked[: self._limit]))
+        count = 1 if len(self._asked) == 1 else fitting(payload_sizes(self._asked[: self.limit]))
         asked, futures = self._asked[:count], self._futures[:count]
         del self._asked[:count], self._futures[:count]
         try:
-            got = await self._send(asked)
+            got = await self.send(asked)
             if len(got) != len(asked):
                 raise RuntimeError(f"{len(got)} answers to {len(asked)} calls")
         except PartlyFailed as partly:

@@ -30,9 +30,7 @@ T = TypeVar("T")
 # --- the caller
 
 OnChange: TypeAlias = Callable[[str, Sequence[Answer], str], None]
-"""Called on the event loop with a verb, its answers and the caller's name, before the answers are returned. Must not
-raise.
-"""
+"""Called on the event loop with a verb, its answers and the caller, before the answers are returned. Must not raise."""
 
 
 class Caller(NamedTuple):

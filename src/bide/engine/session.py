@@ -184,8 +184,7 @@ def verb_of(change: Change) -> str:
 
 
 class SharedSession:
-    """The session of an open client, in one event loop of one process. The first `enter` opens it, the last `leave`
-    closes it."""
+    """The session of an open client in one event loop. The first `enter` opens it, the last `leave` closes it."""
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, Session]]) -> None:
         self.session: Session | None = None
@@ -254,8 +253,7 @@ class SharedSession:
         return self.session
 
     def _forget_the_parents(self) -> None:
-        """Reset the state in a forked child, where nothing is open. The parent's objects are kept, so that they are not
-        garbage-collected."""
+        """Close nothing but start anew in a forked child, and keep the parent's objects from garbage collection."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._inherited += (self._opening, self._closing, self.session)

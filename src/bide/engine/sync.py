@@ -186,9 +186,7 @@ class _LoopThread:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Wait for calls in progress, then close. Does nothing in a forked child, where the `atexit` inherited from the
-        parent calls it.
-        """
+        """Wait for calls in progress, then close. Does nothing in a forked child, which inherits the `atexit`."""
         if self._process != os.getpid():
             return
         with self._changed:

@@ -22,8 +22,7 @@ Given = TypeVar("Given")
 
 
 class Sink(Protocol):
-    """The destination of deliveries. An Outcome that it raises or returns counts as such; any other exception is a
-    failed delivery."""
+    """The destination of deliveries. It returns or raises an Outcome; any other exception is a failed delivery."""
 
     async def deliver(self, task: Task[Any]) -> Outcome | None: ...
 

@@ -199,7 +199,10 @@ class LongPoll(LeaseLoop):
         policy decides when to retry or whether it is too late, and a rule when it recurs. So their tasks are read
         first, all in one call.
         """
-        plain = [_plain(outcome) and self._bare.pop(lease, False) for lease, outcome in ended]
+        plain = [
+            isinstance(outcome, Done) and outcome.again is None and self._bare.pop(lease, False)
+            for lease, outcome in ended
+        ]
         read = [place for place, bare in enumerate(plain) if not bare]
         refs = [Ref(ended[place][0].topic, ended[place][0].key) for place in read]
         found = dict(zip(read, await self.store.get(refs), strict=True)) if refs else {}
@@ -362,7 +365,3 @@ class LongPoll(LeaseLoop):
             await asyncio.wait(ending)
         open_ones = [one.result() for one in ending if not one.cancelled() and one.exception() is None]
         await asyncio.gather(*(one.close() for one in open_ones), return_exceptions=True)
-
-
-def _plain(outcome: Outcome) -> bool:
-    return isinstance(outcome, Done) and outcome.again is None

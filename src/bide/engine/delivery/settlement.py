@@ -88,16 +88,8 @@ def dead(
     record: Record, why: str, keep: Retention, now: Millis, *, failed: bool = False, trace: str = ""
 ) -> Settlement:
     """The settlement of a dead task, kept by the retention for dead tasks. `failed`: count a failed delivery."""
-    return Settlement(
-        record.topic,
-        record.key,
-        record.token,
-        OutcomeKind.DEAD,
-        None,
-        keep.keep_until(State.DEAD, now),
-        why[:LONGEST_TEXT] + trace,
-        failed=failed,
-    )
+    kept, error = keep.keep_until(State.DEAD, now), why[:LONGEST_TEXT] + trace
+    return Settlement(record.topic, record.key, record.token, OutcomeKind.DEAD, None, kept, error, failed=failed)
 
 
 def release(record: Record) -> Settlement:
