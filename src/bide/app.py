@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -33,6 +33,8 @@ from bide.sinks.handlers import PythonHandler
 from bide.wiring import engine_config, store_maker, tables_at, tracer, without_secrets
 
 P = TypeVar("P")
+Function: TypeAlias = Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]
+"""A handler's function."""
 _THREADS = 32
 """The default number of threads of a plain-function handler."""
 _MOST_CONNECTIONS = 1_000
@@ -159,7 +161,7 @@ class Bide(Client):
 
     def handler(
         self, topic: str, *, concurrency: int | None = None, **how: Unpack[RouteOptions]
-    ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
+    ) -> Callable[[Function[P]], Handler[P]]:
         """Declare the function that handles `topic`. Raises BadInput, DuplicateHandler, SetupError.
 
         A coroutine function runs on the worker's loop, a plain one in a thread. It returns None or an `Outcome`, and
@@ -177,7 +179,7 @@ class Bide(Client):
         names = sys._getframe(1).f_locals
         route = self._route_of(topic, concurrency, how, "app.handler")
 
-        def register(function: Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]) -> Handler[P]:
+        def register(function: Function[P]) -> Handler[P]:
             if isinstance(function, Handler):  # stacked decorators: one function for several topics
                 function = function.__wrapped__
             threads = concurrency or min(_THREADS, self.settings.topic_concurrency)
@@ -198,7 +200,7 @@ class Bide(Client):
 
     def recurs(
         self, rule: Rule, *, topic: str | None = None, payload: object = None, **options: Unpack[RecurrenceOptions]
-    ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
+    ) -> Callable[[Function[P]], Handler[P]]:
         """Declare a function whose task recurs by `rule`. A worker of the topic adds the task when it starts.
 
         Above a handler, or with the `topic` of a function that becomes one (by default the function's name). The
@@ -210,7 +212,7 @@ class Bide(Client):
         known = RecurrenceOptions.__annotations__
         refuse_unknown([name for name in options if name not in known], sorted(known), "an option of app.recurs")
 
-        def register(function: Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]) -> Handler[P]:
+        def register(function: Function[P]) -> Handler[P]:
             if isinstance(function, Handler) and topic in (None, function.topic):
                 handled: Handler[P] = function
             else:
@@ -227,15 +229,11 @@ class Bide(Client):
 
         return register
 
-    def cron(
-        self, text: str, *, zone: str = "UTC", **how: Any
-    ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
+    def cron(self, text: str, *, zone: str = "UTC", **how: Any) -> Callable[[Function[P]], Handler[P]]:
         """`recurs` with `Cron(text, zone=zone)`: `@app.cron("0 8 * * mon-fri", zone="Asia/Shanghai")`."""
         return self.recurs(Cron(text, zone=zone), **how)
 
-    def every(
-        self, length: Length, **how: Any
-    ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
+    def every(self, length: Length, **how: Any) -> Callable[[Function[P]], Handler[P]]:
         """`recurs` with `Every(length)`: `@app.every("15m")`."""
         return self.recurs(Every(length), **how)
 
@@ -317,8 +315,8 @@ class Bide(Client):
             return msgspec.structs.replace(made, due=At(row.due))
 
         watch = Watch(
-            source, concurrency=concurrency, retry=policy(retry), timeout=limit,
-            topic=None if topic is None else check_topic(topic), new_task=new_task,
+            source=source, name=source.table, concurrency=concurrency, retry=policy(retry), timeout=limit,
+            topic=None if topic is None else check_topic(topic), task_of=new_task,
         )  # fmt: skip
         self.watches.append(watch)
         return watch
@@ -380,10 +378,10 @@ class Bide(Client):
             if topic not in self.routes:
                 known = ", ".join(sorted(self.routes)) or "none"
                 raise BadInput("topics", topic, f"topics that have a handler: {known}")
-        chosen = self.routes if topics is None else {topic: self.routes[topic] for topic in topics}
+        chosen = {topic: self.routes[topic] for topic in (self.routes if topics is None else topics)}
         tables = self.table_loops if topics is None else list[TableLoop]
         declared = [new for (topic, _), new in self.declared.items() if topic in chosen]
-        return AppWorker(self, chosen, tables=tables, declared=declared, observe=observe, name=name)
+        return AppWorker(client=self, routes=chosen, tables=tables, declared=declared, observe=observe, name=name)
 
     def trace(self) -> None:
         """Trace this app's schedules and deliveries with OpenTelemetry from now on. Raises MissingExtra.

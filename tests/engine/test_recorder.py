@@ -10,7 +10,7 @@ from tests.waiting import pause
 
 from bide.core.errors import StoreUnavailable
 from bide.core.events import Event, EventKind
-from bide.engine.session import Recorder
+from bide.engine.history import Recorder
 from bide.stores.memory import MemoryStore
 
 

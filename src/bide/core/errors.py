@@ -122,9 +122,9 @@ class LeaseLost(BideError):
     """The lease ended: another worker holds the task now, or it was cancelled, replaced or finished."""
 
 
-def _shorten(value: object, limit: int = 80) -> str:
+def _shorten(value: object) -> str:
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001 - a value whose repr fails (too deep, or a defect) is refused too
         text = f"a {type(value).__name__}"
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -140,8 +140,7 @@ Due: TypeAlias = At | In
 
 
 def with_grain(due: Due, grain: Millis) -> Due:
-    """Add `grain`, the most by which a clock rounds down, to a length, so that rounding never shortens it. A length of
-    zero still means at once."""
+    """Add `grain`, the most by which a clock rounds down, to a length above zero, so that none is shortened."""
     return In(due.millis + grain) if grain and type(due) is In and due.millis else due
 
 

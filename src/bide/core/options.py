@@ -99,8 +99,5 @@ def with_recurrence(options: bytes, recurrence: Recurrence | None, occurrence: M
 
 def carried_trace(options: bytes) -> Mapping[str, str]:
     """The trace headers of a stored task; empty if its options are damaged."""
-    try:
-        headers = decode_options(options).headers
-    except msgspec.DecodeError:
-        return {}
+    headers = known_options(options).headers
     return {name: headers[name] for name in TRACE_HEADERS if name in headers}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from bide.core.errors import BadInput
 from bide.core.instants import Due, Length, When, due_later
 from bide.core.names import error_text, text_of
@@ -54,6 +56,10 @@ class Dead(Outcome):
     def __init__(self, why: object) -> None:
         self.why = _reason(why)
         super().__init__(self.why)
+
+
+End: TypeAlias = Outcome | BaseException | None
+"""How a handler ended: None for Done, another outcome, or its exception."""
 
 
 def _reason(why: object) -> str:

@@ -221,8 +221,7 @@ class Leased(Struct, frozen=True):
 
     tasks: list[Record]
     heads: Mapping[Topic, Millis]
-    """A time not later than the earliest `wake_at` of each requested topic that still has room and where a task waits.
-    """
+    """A time not after the earliest `wake_at` of each requested topic that has room left and where a task waits."""
     now: Millis
     """The time of the lease, by the store's own clock if it has one."""
     again_by: Millis | None = None

@@ -70,9 +70,7 @@ class Task(Generic[P]):
 
     @property
     def trace(self) -> str | None:
-        """The traceback of the exception that ended the last failed delivery; None: there was none, or `traces` is
-        off.
-        """
+        """The traceback of the last failed delivery; None: it failed without an exception, or `traces` is off."""
         return error_parts(self.record.error)[1] or None
 
     @property

@@ -6,13 +6,14 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from bide.core.errors import StoreError
 from bide.core.names import text_of
 from bide.core.tasks import Task
 
 _log = logging.getLogger("bide.worker")
+T = TypeVar("T")
 
 
 def log_defect(task: asyncio.Task[Any]) -> None:
@@ -57,21 +58,29 @@ async def repeat(
             await asyncio.sleep(every)
 
 
-class DeadHooks:
-    """Calls the `on_dead` functions in the background, so that they do not hold up the worker."""
+async def run_to_end(verb: Coroutine[Any, Any, T]) -> T:
+    """Await `verb`. It runs to its end in this context even if the caller is cancelled."""
+    return await asyncio.shield(asyncio.get_running_loop().create_task(verb))
+
+
+class Background:
+    """Work in the background, until whose end its owner can wait."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
 
+    def begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = begin(work, name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
     def call(self, hooks: Iterable[Callable[[Any], Any]], dead: Any) -> None:
-        """Start each hook with the task or row that died. An error in a hook is logged and stops nothing."""
+        """Call each `on_dead` hook with the task or row that died. An error in a hook is logged and stops nothing."""
         for hook in hooks:
-            running = asyncio.get_running_loop().create_task(_run(hook, dead), name="bide on_dead")
-            self._running.add(running)
-            running.add_done_callback(self._running.discard)
+            self.begin(_run(hook, dead), "on_dead")
 
     async def ended(self) -> None:
-        """Wait for the hooks that are running."""
+        """Wait for all that is running now."""
         await asyncio.gather(*self._running, return_exceptions=True)
 
 

@@ -3,43 +3,37 @@
 While one batch is in flight, the next one gathers, so no call waits for a timer. A single call goes out at the end of
 the current turn of the event loop; a thousand concurrent calls go out together. As the load grows, batches get larger
 and each call gets cheaper. This is the group commit of databases, with coroutines as committers.
-
-`Coalescer` does the same for work whose result no caller awaits: many triggers become one run.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct, field
 
 from bide.core.errors import PartlyFailed
 from bide.core.payloads import fitting, payload_sizes
-from bide.engine.background import begin
 from bide.ports import Pending
 
 Asked = TypeVar("Asked")
 Got = TypeVar("Got")
 
 
-class Batcher(Generic[Asked, Got]):
+class Batcher(Struct, Generic[Asked, Got], eq=False):
     """Combines `ask(x)` calls into `send([x, ...])`, which answers in the same order. One batch is in flight.
 
     A batch has at most `limit` calls, and `core.payloads.TOGETHER` bytes of payloads.
     """
 
-    __slots__ = ("_asked", "_futures", "_limit", "_loop", "_send", "_task", "_waiting")
-
-    def __init__(
-        self, send: Callable[[Sequence[Asked]], Awaitable[Sequence[Got | Pending[Got]]]], *, limit: int = 1000
-    ) -> None:
-        self._send = send
-        self._limit = limit
-        self._loop = asyncio.get_running_loop()
-        self._asked: list[Asked] = []
-        self._futures: list[asyncio.Future[Got]] = []
-        self._task: asyncio.Task[None] | None = None
-        self._waiting: set[Pending[Any]] = set()
+    send: Callable[[Sequence[Asked]], Awaitable[Sequence[Got | Pending[Got]]]]
+    limit: int = 1000
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _asked: list[Asked] = []
+    _futures: list[asyncio.Future[Got]] = []
+    _task: asyncio.Task[None] | None = None
+    _waiting: set[Pending[Any]] = set()
 
     def ask(self, asked: Asked) -> asyncio.Future[Got]:
         """Return a future for the answer. A caller that stops waiting does not stop the call: it may still be done."""
@@ -61,11 +55,11 @@ class Batcher(Generic[Asked, Got]):
             self._start()
 
     async def _flush(self) -> None:
-        count = 1 if len(self._asked) == 1 else fitting(payload_sizes(self._asked[: self._limit]))
+        count = 1 if len(self._asked) == 1 else fitting(payload_sizes(self._asked[: self.limit]))
         asked, futures = self._asked[:count], self._futures[:count]
         del self._asked[:count], self._futures[:count]
         try:
-            got = await self._send(asked)
+            got = await self.send(asked)
             if len(got) != len(asked):
                 raise RuntimeError(f"{len(got)} answers to {len(asked)} calls")
         except PartlyFailed as partly:
@@ -80,7 +74,6 @@ class Batcher(Generic[Asked, Got]):
             self._tell(futures, got)
 
     def _tell(self, futures: Sequence[asyncio.Future[Any]], answers: Sequence[object]) -> None:
-        """Give each future its own answer or error."""
         for future, answer in zip(futures, answers, strict=True):
             if future.done():
                 continue
@@ -110,31 +103,3 @@ class Batcher(Generic[Asked, Got]):
             await asyncio.wait([self._task])
         if self._waiting:
             await asyncio.wait(self._waiting)
-
-
-class Coalescer:
-    """Runs `work` in the background `pause` seconds after the first `trigger`, once for all triggers until then."""
-
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], pause: float, name: str) -> None:
-        self._work = work
-        self._pause = pause
-        self._name = name
-        self._due: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._closed = False
-
-    def trigger(self) -> None:
-        if self._due is None and not self._closed:
-            self._due = asyncio.get_running_loop().call_later(self._pause, self._run)
-
-    def _run(self) -> None:
-        self._due = None
-        self._task = begin(self._work(), self._name)
-
-    async def close(self) -> None:
-        """Start no more runs, and wait for the one in progress."""
-        self._closed = True
-        if self._due is not None:
-            self._due.cancel()
-        if self._task is not None:
-            await asyncio.wait([self._task])

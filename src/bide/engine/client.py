@@ -9,13 +9,21 @@ from typing import Self
 from bide.core.errors import SetupError
 from bide.engine.config import EngineConfig
 from bide.engine.context import enter, leave
-from bide.engine.history import History
-from bide.engine.session import Recorder, Session, SharedSession
+from bide.engine.history import History, Recorder
+from bide.engine.recurring import Recurring
+from bide.engine.session import Session, SharedSession
 from bide.engine.verbs import ClientVerbs
 from bide.ports import Clock, Instrument, Store, SystemClock, TracePropagator
 
 
-class Client(ClientVerbs):
+class _EveryVerb(ClientVerbs):
+    @property
+    def recurring(self) -> Recurring:
+        """The verbs of recurring tasks."""
+        return Recurring(self)
+
+
+class Client(_EveryVerb):
     """The verbs on a store that this client opens. Use it with `async with`; while open it belongs to one event loop.
 
     `make_store` is called at each `open`. `check_payload(topic, payload)` raises BadPayload. For `actor` see
@@ -101,7 +109,7 @@ class Client(ClientVerbs):
         return JoinedClient(self, connection)
 
 
-class JoinedClient(ClientVerbs):
+class JoinedClient(_EveryVerb):
     """Every verb of the app, in the connection's current transaction. The caller began it and commits it.
 
     As `async with app.using(connection):` it applies to every verb of the app and of its handlers that is awaited

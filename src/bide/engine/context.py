@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from msgspec import Struct
+
 from bide.core.answers import Answer
 from bide.core.errors import HAS_TO_BE_AWAITED, SetupError
 from bide.core.options import carried_trace
@@ -28,9 +30,7 @@ T = TypeVar("T")
 # --- the caller
 
 OnChange: TypeAlias = Callable[[str, Sequence[Answer], str], None]
-"""Called on the event loop with a verb, its answers and the caller's name, before the answers are returned. Must not
-raise.
-"""
+"""Called on the event loop with a verb, its answers and the caller, before the answers are returned. Must not raise."""
 
 
 class Caller(NamedTuple):
@@ -66,14 +66,14 @@ def acting_as(who: str, on_change: OnChange | None = None) -> Iterator[None]:
 # --- the open transaction, and the delivery
 
 
-class _Block:
+class _Block(Struct, eq=False):
     """One block of verbs on the connection of `joined`; `outer` is the enclosing block."""
 
-    __slots__ = ("here", "joined", "outer", "over", "store")
-
-    def __init__(self, store: Store, joined: Joined, here: bool, outer: _Block | None) -> None:
-        self.store, self.joined, self.here, self.outer = store, joined, here, outer
-        self.over = False
+    store: Store
+    joined: Joined
+    here: bool
+    outer: _Block | None
+    over: bool = False
 
 
 _innermost: ContextVar[_Block | None] = ContextVar("bide_joined", default=None)

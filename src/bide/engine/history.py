@@ -1,10 +1,11 @@
-"""Activity minute by minute: how much was planned, begun and ended, and how late it was.
+"""The notes of a process about its work: activity minute by minute, and the event log. Neither delays a delivery.
 
-Each process counts its own work. Every two seconds, if there is something new, it adds its counts to a row of the
-current minute in the store. So a reader sees all processes, including those that have ended, and an idle process writes
-nothing. A minute has at most eight rows, which any number of processes share, and a row is kept for a day. A lost row
-leaves a gap in a chart and never costs a task: while the store is unavailable or full, the counts wait for a later
-write. If the answer to a write is lost, its counts may be added twice.
+**Activity** is how much was planned, begun and ended, and how late it was. Each process counts its own work. Every two
+seconds, if there is something new, it adds its counts to a row of the current minute in the store. So a reader sees all
+processes, including those that have ended, and an idle process writes nothing. A minute has at most eight rows, which
+any number of processes share, and a row is kept for a day. A lost row leaves a gap in a chart and never costs a task:
+while the store is unavailable or full, the counts wait for a later write. If the answer to a write is lost, its counts
+may be added twice.
 
 Lateness is counted in buckets that grow with it, each an eighth of its octave wide (as in HdrHistogram). They separate
 16 ms from 18 ms, but not 16 s from 16.5 s; the error of a quantile is at most 12.5 %.
@@ -12,25 +13,29 @@ Lateness is counted in buckets that grow with it, each an eighth of its octave w
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import sys
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field
 
 from bide.core.errors import StoreCorrupt, StoreError
+from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC
 from bide.core.records import OutcomeKind, Topic
-from bide.engine.batcher import Coalescer
+from bide.engine.background import begin, run_to_end
 from bide.engine.settings_store import SettingsStore
-from bide.ports import Clock, Store
+from bide.ports import Clock, KeepsEvents, Store
 from bide.ports.remote import UNREADABLE
 
 _log = logging.getLogger("bide.history")
+_recorder_log = logging.getLogger("bide.recorder")
 MINUTE: Millis = 60_000
 KEPT: Millis = 25 * 60 * MINUTE
 """How long a row is kept after its minute: a day, and an hour more so that a reader gets the whole last day."""
@@ -43,6 +48,10 @@ OTHERS: Topic = ""
 _MOST_UNWRITTEN = 60
 """The most minutes that wait while the store is unavailable."""
 _PREFIX = "minute:"
+_GATHER = 0.05
+"""Seconds for which events gather."""
+_MOST_EVENTS = 10_000
+"""The most events that wait to be written; beyond that, the oldest are dropped."""
 _OUTCOMES = (OutcomeKind.DONE, OutcomeKind.RETRY, OutcomeKind.DEFER, OutcomeKind.DEAD)
 
 
@@ -129,15 +138,39 @@ def highest_of(bucket: int) -> Millis:
     return ((bucket - 8 * shift + 1) << shift) - 1
 
 
-class _Unwritten:
+class _Unwritten(Struct):
     """Deliveries of one topic since the last write."""
 
-    __slots__ = ("ended", "late", "planned")
+    late: Counter[Millis] = field(default_factory=Counter)
+    planned: Counter[int] = field(default_factory=Counter)
+    ended: Counter[OutcomeKind] = field(default_factory=Counter)
 
-    def __init__(self) -> None:
-        self.late: Counter[Millis] = Counter()
-        self.planned: Counter[int] = Counter()
-        self.ended: Counter[OutcomeKind] = Counter()
+
+class Coalescer(Struct, eq=False):
+    """Runs `work` in the background `pause` seconds after the first `trigger`, once for all triggers until then."""
+
+    _work: Callable[[], Coroutine[Any, Any, None]]
+    _pause: float
+    _name: str
+    _due: asyncio.TimerHandle | None = None
+    _task: asyncio.Task[None] | None = None
+    _closed: bool = False
+
+    def trigger(self) -> None:
+        if self._due is None and not self._closed:
+            self._due = asyncio.get_running_loop().call_later(self._pause, self._run)
+
+    def _run(self) -> None:
+        self._due = None
+        self._task = begin(self._work(), self._name)
+
+    async def close(self) -> None:
+        """Start no more runs, and wait for the one in progress."""
+        self._closed = True
+        if self._due is not None:
+            self._due.cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
 
 class History:
@@ -252,6 +285,47 @@ class History:
         await self._writer.close()
         if self._fresh or self._unwritten:
             await self.flush()
+
+
+class Recorder:
+    """Gathers events briefly and writes them together. Counts the events lost to a full or unreachable store."""
+
+    def __init__(self, store: Store) -> None:
+        self._log = store.features.events
+        self._events: deque[Event] = deque(maxlen=_MOST_EVENTS)
+        self._writer = Coalescer(self.flush, _GATHER, "recorder")
+        self._writing = asyncio.Lock()
+        self.dropped = 0
+
+    def note(self, event: Event) -> None:
+        """Take `event`; it is written within some 50 ms."""
+        if self._log is None:
+            return
+        if len(self._events) == _MOST_EVENTS:
+            self.dropped += 1
+        self._events.append(event)
+        self._writer.trigger()
+
+    async def flush(self) -> None:
+        """Return once every event noted so far is in the store or was dropped."""
+        if self._log is not None and (self._events or self._writing.locked()):
+            await run_to_end(self._flush(self._log))
+
+    async def _flush(self, log: KeepsEvents) -> None:
+        async with self._writing:
+            if not self._events:
+                return
+            batch = list(self._events)
+            self._events.clear()
+            try:
+                await log.record(batch)
+            except StoreError as error:
+                self.dropped += len(batch)
+                _recorder_log.warning("%d events were not recorded: %s", len(batch), error)
+
+    async def close(self) -> None:
+        await self._writer.close()
+        await self.flush()
 
 
 async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dict[int, MinuteRow]:

@@ -84,13 +84,14 @@ class PauseGate:
         """True: the store is a service, which leaves out paused topics itself."""
         self._turn = asyncio.Lock()
         """Allows one read at a time, so that an older answer does not overwrite a newer one."""
-        self._known = self._served
+        self.known = self._served
+        """True once they have been read."""
 
     async def first(self) -> None:
         """Read the pauses if they have not been read yet. Raises StoreError."""
-        if not self._known:
+        if not self.known:
             await self._read()
-            self._known = True
+            self.known = True
 
     async def again(self) -> None:
         """Read now, after a pause or a resume in this process. If the store is unavailable, a later read catches up."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 from msgspec.structs import replace
 
@@ -22,15 +22,14 @@ from bide.core.lifecycle import gone
 from bide.core.names import check_name, check_topic, new_id
 from bide.core.options import encode_options, recurrence_of, with_recurrence
 from bide.core.payloads import encode_payload
-from bide.core.records import Move, NewTask, OnConflict, Record, Ref, Result, State, Token
+from bide.core.records import Move, NewTask, OnConflict, Record, Ref, Result, State
 from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence
 from bide.core.recurrence.rules import Rule
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
-from bide.engine.config import EngineConfig
 from bide.engine.delivery.occurrences import own_task
-from bide.engine.session import Session, running_loop
-from bide.ports import Clock
+from bide.engine.session import running_loop
+from bide.engine.verbs import ClientVerbs, one_of
 
 _log = logging.getLogger("bide.recurring")
 LONGEST_KEY = 175
@@ -68,25 +67,10 @@ class RecurrenceOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
 
 
-class OrdinaryVerbs(Protocol):
-    """The client with the ordinary verbs, as far as these need it."""
-
-    config: EngineConfig
-    clock: Clock
-    _check_payload: Callable[[str, object], None]
-
-    @property
-    def _session(self) -> Session: ...
-
-    async def cancel(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer: ...
-
-    def find(self, *, topic: str | None = None, group: str | None = None) -> AsyncIterator[Task[Any]]: ...
-
-
 class Recurring:
     """The verbs of recurring tasks, as `app.recurring`. They raise the errors of `app.schedule`."""
 
-    def __init__(self, client: OrdinaryVerbs) -> None:
+    def __init__(self, client: ClientVerbs) -> None:
         self._client = client
 
     def new(
@@ -112,14 +96,11 @@ class Recurring:
         topic, key = _ref(topic, key)
         if not isinstance(rule, Rule):
             raise BadInput("rule", rule, "a rule: Cron(...), Every(...), RRule(...) or At(...)")
-        if catch_up not in _CATCH_UPS:
-            raise BadInput("catch_up", catch_up, f"one of {', '.join(_CATCH_UPS)}")
-        if overlap not in _OVERLAPS:
-            raise BadInput("overlap", overlap, f"one of {', '.join(_OVERLAPS)}")
         if type(most) is not int or not 1 <= most <= MOST_BACKFILLED:
             raise BadInput("most", most, f"a whole number from 1 to {MOST_BACKFILLED:,}")
         recurrence = Recurrence(
-            rule=rule, catch_up=_CATCH_UPS[catch_up], overlap=_OVERLAPS[overlap], most=most,
+            rule=rule, catch_up=one_of(_CATCH_UPS, catch_up, "catch_up"),
+            overlap=one_of(_OVERLAPS, overlap, "overlap"), most=most,
             window=None if window is None else duration(window, field="window"),
             deadline=None if deadline is None else duration(deadline, field="deadline"),
             end_when_dead=end_when_dead, declared=declared,

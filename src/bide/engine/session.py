@@ -1,42 +1,32 @@
-"""An open client's path to its store: batched, or directly in the caller's open transaction.
-
-Changes are recorded in the event log. It is written in batches, and never in the path of a delivery.
-"""
+"""An open client's path to its store: batched, or directly in the caller's open transaction."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
 from bide.core.answers import Answer
-from bide.core.errors import NotOpen, PartlyFailed, SetupError, StoreError
-from bide.core.events import Event, EventKind, event_of
+from bide.core.errors import NotOpen, PartlyFailed, SetupError
+from bide.core.events import EventKind, event_of
 from bide.core.records import Cancel, Change, Move, NewTask, Record, Ref, Result
-from bide.engine.batcher import Batcher, Coalescer
+from bide.engine.background import run_to_end
+from bide.engine.batcher import Batcher
 from bide.engine.context import current_caller, joined_to, on_this_thread
-from bide.engine.history import History
+from bide.engine.history import History, Recorder
 from bide.engine.pauses import PauseGate
-from bide.ports import Clock, Joined, KeepsEvents, Pending, Store, Verbs, all_answers
+from bide.ports import Clock, Joined, Pending, Store, Verbs, all_answers
 
-_log = logging.getLogger("bide.recorder")
 _CHANGED = frozenset(
     {Result.CREATED, Result.REPLACED, Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED, Result.REDRIVEN}
 )
 
 _ELSEWHERE = "this app is open in another event loop; give each loop an app of its own, or use app.sync"
-_PAUSE = 0.05
-"""Seconds for which events gather."""
-_MOST = 10_000
-"""The most events that wait to be written; beyond that, the oldest are dropped."""
 
 running_loop = asyncio._get_running_loop
 """The event loop that runs in this thread, or None; in a forked child, the parent's loop does not count."""
-T = TypeVar("T")
 Asked = TypeVar("Asked", Ref, NewTask, Change)
 Got = TypeVar("Got")
 Answers = Sequence[Answer | Pending[Answer]]
@@ -176,10 +166,10 @@ class Session:
 
     async def close(self) -> None:
         """Wait for calls in progress, then close the store."""
-        drains = [one.drain for one in self._adds.values()] + [one.drain for one in self._changes.values()]
+        batchers: list[Batcher[Any, Any]] = [*self._adds.values(), *self._changes.values(), *self._gets.values()]
         try:
-            for drain in [*drains, *(one.drain for one in self._gets.values())]:
-                await drain()
+            for batcher in batchers:
+                await batcher.drain()
             await self.history.close()
             await self.recorder.close()
         finally:
@@ -193,55 +183,8 @@ def verb_of(change: Change) -> str:
     return "cancel" if type(change) is Cancel else "redrive"
 
 
-async def run_to_end(verb: Coroutine[Any, Any, T]) -> T:
-    """Await `verb`. It runs to its end in this context even if the caller is cancelled."""
-    return await asyncio.shield(asyncio.get_running_loop().create_task(verb))
-
-
-class Recorder:
-    """Gathers events briefly and writes them together. Counts the events lost to a full or unreachable store."""
-
-    def __init__(self, store: Store) -> None:
-        self._log = store.features.events
-        self._events: deque[Event] = deque(maxlen=_MOST)
-        self._writer = Coalescer(self.flush, _PAUSE, "recorder")
-        self._writing = asyncio.Lock()
-        self.dropped = 0
-
-    def note(self, event: Event) -> None:
-        """Take `event`; it is written within some 50 ms."""
-        if self._log is None:
-            return
-        if len(self._events) == _MOST:
-            self.dropped += 1
-        self._events.append(event)
-        self._writer.trigger()
-
-    async def flush(self) -> None:
-        """Return once every event noted so far is in the store or was dropped."""
-        if self._log is not None and (self._events or self._writing.locked()):
-            await run_to_end(self._flush(self._log))
-
-    async def _flush(self, log: KeepsEvents) -> None:
-        async with self._writing:
-            if not self._events:
-                return
-            batch = list(self._events)
-            self._events.clear()
-            try:
-                await log.record(batch)
-            except StoreError as error:
-                self.dropped += len(batch)
-                _log.warning("%d events were not recorded: %s", len(batch), error)
-
-    async def close(self) -> None:
-        await self._writer.close()
-        await self.flush()
-
-
 class SharedSession:
-    """The session of an open client, in one event loop of one process. The first `enter` opens it, the last `leave`
-    closes it."""
+    """The session of an open client in one event loop. The first `enter` opens it, the last `leave` closes it."""
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, Session]]) -> None:
         self.session: Session | None = None
@@ -310,8 +253,7 @@ class SharedSession:
         return self.session
 
     def _forget_the_parents(self) -> None:
-        """Reset the state in a forked child, where nothing is open. The parent's objects are kept, so that they are not
-        garbage-collected."""
+        """Close nothing but start anew in a forked child, and keep the parent's objects from garbage collection."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._inherited += (self._opening, self._closing, self.session)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from bide.core.errors import StoreUnavailable
 from bide.core.instants import LAST_INSTANT, At, Millis
 from bide.core.names import RESERVED_TOPIC, check_name, new_id
@@ -19,13 +21,12 @@ _PAGE = 500
 _TRIES = 50
 
 
-class SettingsStore:
+class SettingsStore(Struct):
     """Bytes by name, in an open store. Errors are the store's own: StoreUnavailable, StoreFull."""
 
-    def __init__(self, store: Verbs, clock: Clock, topic: Topic = RESERVED_TOPIC) -> None:
-        self._store = store
-        self._clock = clock
-        self._topic = topic
+    _store: Verbs
+    _clock: Clock
+    _topic: Topic = RESERVED_TOPIC
 
     async def put(self, name: str, value: bytes, *, until: Millis = LAST_INSTANT) -> None:
         """Store `value` under `name`, replacing any earlier value. Durable once this returns. One store call.

@@ -17,7 +17,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from bide.core.errors import NotOpen, OutcomeUnknown, SetupError
 from bide.core.instants import When
@@ -31,30 +31,22 @@ from bide.engine.verbs import ClientVerbs, Pages, filter_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Of = TypeVar("Of")
+Of_co = TypeVar("Of_co", covariant=True)
 _LOOK = 1.0
 """Seconds after which a waiting call checks that the loop it waits for still runs."""
 
 
-def _blocking(
-    verb: Callable[Concatenate[ClientVerbs, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[SyncVerbs, P], R]:
+class _Runs(Protocol[Of_co]):
+    def _run(self, verb: Callable[[Of_co], Coroutine[Any, Any, R]], /) -> R: ...
+
+
+def _blocking(verb: Callable[Concatenate[Of, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[_Runs[Of], P], R]:
     """The blocking form of a verb, with the same name, arguments, answer and errors."""
 
     @functools.wraps(verb)
-    def call(self: SyncVerbs, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._run(lambda client: verb(client, *args, **kwargs))
-
-    return call
-
-
-def _blocking_recurring(
-    verb: Callable[Concatenate[Recurring, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[SyncRecurring, P], R]:
-    """The blocking form of a verb of recurring tasks."""
-
-    @functools.wraps(verb)
-    def call(self: SyncRecurring, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._verbs._run(lambda client: verb(client.recurring, *args, **kwargs))
+    def call(self: _Runs[Of], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._run(lambda one: verb(one, *args, **kwargs))
 
     return call
 
@@ -65,16 +57,19 @@ class SyncRecurring:
     def __init__(self, verbs: SyncVerbs) -> None:
         self._verbs = verbs
 
-    add = _blocking_recurring(Recurring.add)
-    add_many = _blocking_recurring(Recurring.add_many)
-    pause = _blocking_recurring(Recurring.pause)
-    resume = _blocking_recurring(Recurring.resume)
-    skip_next = _blocking_recurring(Recurring.skip_next)
-    run_now = _blocking_recurring(Recurring.run_now)
-    backfill = _blocking_recurring(Recurring.backfill)
-    next = _blocking_recurring(Recurring.next)
-    remove = _blocking_recurring(Recurring.remove)
-    replan = _blocking_recurring(Recurring.replan)
+    def _run(self, verb: Callable[[Recurring], Coroutine[Any, Any, R]], /) -> R:
+        return self._verbs._run(lambda client: verb(Recurring(client)))
+
+    add = _blocking(Recurring.add)
+    add_many = _blocking(Recurring.add_many)
+    pause = _blocking(Recurring.pause)
+    resume = _blocking(Recurring.resume)
+    skip_next = _blocking(Recurring.skip_next)
+    run_now = _blocking(Recurring.run_now)
+    backfill = _blocking(Recurring.backfill)
+    next = _blocking(Recurring.next)
+    remove = _blocking(Recurring.remove)
+    replan = _blocking(Recurring.replan)
 
     def find(self, topic: str | None = None, *, group: str | None = None) -> Iterator[Task[Any]]:
         """See `Recurring.find`."""
@@ -85,7 +80,7 @@ class SyncVerbs(ABC):
     """The blocking verbs, with the arguments, answers and errors of the verbs of the same name in `ClientVerbs`."""
 
     @abstractmethod
-    def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]]) -> R:
+    def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]], /) -> R:
         """Call `verb` with a client and wait for its answer. Raises its errors, and SetupError in a running loop."""
 
     @property
@@ -191,9 +186,7 @@ class _LoopThread:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Wait for calls in progress, then close. Does nothing in a forked child, where the `atexit` inherited from the
-        parent calls it.
-        """
+        """Wait for calls in progress, then close. Does nothing in a forked child, which inherits the `atexit`."""
         if self._process != os.getpid():
             return
         with self._changed:
@@ -229,7 +222,7 @@ class SyncClient(SyncVerbs):
     tally = _blocking(ClientVerbs.tally)
     events = _blocking(ClientVerbs.events)
 
-    def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]]) -> R:
+    def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]], /) -> R:
         with self._call() as (client, loop):
             if on_this_thread(client.store):
                 return run_on_this_thread(verb(client))
@@ -273,7 +266,7 @@ class SyncJoinedClient(SyncVerbs):
     def __init__(self, client: JoinedClient) -> None:
         self._client = client
 
-    def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]]) -> R:
+    def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]], /) -> R:
         with self:
             return run_on_this_thread(verb(self._client))
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Never, TypedDict
+from typing import Any, Never, TypedDict, TypeVar, Unpack
+
+from msgspec import Struct
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed, StoreError
@@ -64,25 +66,24 @@ from bide.core.tasks import Task
 from bide.engine.config import EngineConfig
 from bide.engine.context import current_caller, inherited_headers
 from bide.engine.pauses import PauseGate, Pauses
-from bide.engine.recurring import Recurring
 from bide.engine.session import Session, SharedSession, running_loop
 from bide.ports import COUNTED, Clock, Store, TracePropagator
 
+Chosen = TypeVar("Chosen")
 _PAGE = 500
 _FIRST_PAGE = 50
 """The most tasks of the first page, when the size of their payloads is unknown."""
 _TRIES = 5
 
 
-class Pages:
+class Pages(Struct):
     """The tasks that match `where`, page by page: few first, then at most `most` with about 1 MiB of payloads."""
 
-    def __init__(self, where: Filter, most: int = _PAGE) -> None:
-        self.over = False
-        self._where = where
-        self._most = most
-        self._limit = _FIRST_PAGE
-        self._cursor: str | None = None
+    _where: Filter
+    _most: int = _PAGE
+    _limit: int = _FIRST_PAGE
+    _cursor: str | None = None
+    over: bool = False
 
     async def read(self, client: ClientVerbs, most: int | None = None) -> list[Record]:
         """The next tasks, at most `most`; may be empty. A page that fails can be read again. Raises StoreError."""
@@ -122,11 +123,6 @@ class ClientVerbs:
     def store(self) -> Store:
         """The open store. Raises NotOpen if nothing is open, SetupError in another event loop."""
         return self._session.store
-
-    @property
-    def recurring(self) -> Recurring:
-        """The verbs of recurring tasks."""
-        return Recurring(self)
 
     def now(self) -> datetime:
         """The time by this app's clock (aware, UTC). Handlers use it so that tests can move the time."""
@@ -177,28 +173,11 @@ class ClientVerbs:
             if retry or headers or carried
             else b"",
             deadline_of(deadline, due, self.clock, zone) if deadline is not None else None,
-            conflict_of(on_conflict),
+            one_of(CONFLICTS, on_conflict, "on_conflict"),
             if_token,
         )
 
-    async def schedule(
-        self,
-        /,
-        topic: str,
-        payload: object = None,
-        *,
-        key: str | None = None,
-        group: str | None = None,
-        delay: Length | None = None,
-        at: When | None = None,
-        on_conflict: str = "replace",
-        retry: RetryPolicy | str | None = None,
-        deadline: When | Length | None = None,
-        headers: Mapping[str, str] | None = None,
-        if_token: Token | None = None,
-        zone: str | None = None,
-        **unknown: Never,
-    ) -> Answer:
+    async def schedule(self, /, topic: str, payload: object = None, **options: Unpack[TaskOptions]) -> Answer:
         """Schedule a task after `delay` or at `at`: `created`, `replaced`, `kept`, `refused` or `stale_token`.
 
         Once this has returned, the task survives any crash.
@@ -219,18 +198,9 @@ class ClientVerbs:
         Raises BadInput, BadPayload, StoreFull, StoreUnavailable, OutcomeUnknown. O(log n).
         """
         if self.carrier is None:
-            return await self._session.add(
-                self.new(
-                    topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
-                    deadline=deadline, headers=headers, if_token=if_token, zone=zone, **unknown,
-                )
-            )  # fmt: skip
+            return await self._session.add(self.new(topic, payload, **options))
         with self.carrier.scheduling(topic) as answered:
-            task = self.new(
-                topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
-                deadline=deadline, headers=headers, if_token=if_token, zone=zone, **unknown,
-            )  # fmt: skip
-            return answered(await self._session.add(task))
+            return answered(await self._session.add(self.new(topic, payload, **options)))
 
     async def schedule_new(self, task: NewTask) -> Answer:
         """Schedule a task made by `new`, batched with concurrent calls. Raises the same errors as `schedule`."""
@@ -539,10 +509,11 @@ def refuse_unknown(options: Iterable[str], known: Sequence[str], of: str) -> Non
         raise BadInput(of.rpartition(" ")[2], name, f"{of}; the closest name is {closest[0]}")
 
 
-def conflict_of(choice: str) -> OnConflict:
-    found = CONFLICTS.get(choice)
+def one_of(choices: Mapping[str, Chosen], choice: str, field: str) -> Chosen:
+    """The choice that a word names. Raises BadInput."""
+    found = choices.get(choice)
     if found is None:
-        raise BadInput("on_conflict", choice, f"one of {', '.join(CONFLICTS)}")
+        raise BadInput(field, choice, f"one of {', '.join(choices)}")
     return found
 
 
@@ -585,11 +556,9 @@ def filter_of(
     *, now: Callable[[], Millis] | None = None,
 ) -> Filter:  # fmt: skip
     """The filter of `find`."""
-    if state is not None and state not in STATES:
-        raise BadInput("state", state, f"one of {', '.join(STATES)}")
     return Filter(
         topic=None if topic is None else check_topic(topic),
-        state=None if state is None else STATES[state],
+        state=None if state is None else one_of(STATES, state, "state"),
         group=None if group is None else check_name("group", group),
         wake_from=None if wake_from is None else instant(wake_from, field="wake_from", now=now),
         wake_before=None if wake_before is None else instant(wake_before, field="wake_before", now=now),

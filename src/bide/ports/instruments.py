@@ -42,8 +42,7 @@ class TableStats(Struct):
 
 
 class Instrument:
-    """An observer, attached to an app before it is opened (`app.instruments`). Its methods must not raise or change
-    their arguments."""
+    """An observer, attached to an app before it is opened (`app.instruments`). It must not raise or change anything."""
 
     def store(self, store: Store) -> Store:
         """The store that the app uses for `store`: the same, or a `StoreFacade` that observes its calls."""

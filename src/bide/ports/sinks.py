@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextvars import copy_context
@@ -21,8 +22,7 @@ Given = TypeVar("Given")
 
 
 class Sink(Protocol):
-    """The destination of deliveries. An Outcome that it raises or returns counts as such; any other exception is a
-    failed delivery."""
+    """The destination of deliveries. It returns or raises an Outcome; any other exception is a failed delivery."""
 
     async def deliver(self, task: Task[Any]) -> Outcome | None: ...
 
@@ -44,6 +44,12 @@ class Route(Policy, frozen=True, kw_only=True):
     """Concurrent deliveries of this topic in one worker process."""
     timeout: Millis | None = None
     on_dead: Sequence[Callable[[Task[Any]], Any]] = ()
+
+
+def is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """True for a coroutine function, decorated or not, and for an object whose `__call__` is one."""
+    made = inspect.unwrap(function), getattr(function, "__call__", None)  # noqa: B004 - its own `__call__` counts
+    return any(map(inspect.iscoroutinefunction, made))
 
 
 async def call_in_thread(threads: Executor, function: Callable[[Given], Got], given: Given) -> Got:

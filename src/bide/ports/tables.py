@@ -94,9 +94,7 @@ class Table(Protocol):
         ...
 
     async def bury(self, identity: Hashable, *, now: Millis) -> bool:
-        """Make the source's `dead` changes in this row; False if it is no longer due, or locked by another
-        transaction. Raises RowRefused.
-        """
+        """Make the source's `dead` changes in this row; False if it is not due, or is locked. Raises RowRefused."""
         ...
 
     def take(self, *, now: Millis, limit: int, skip: Collection[Hashable]) -> AbstractAsyncContextManager[Taken]:

@@ -83,6 +83,8 @@ Item = TypeVar("Item", bound=Hashable)
 class Timer(Protocol[Item]):
     """A pure data structure that holds items by their time. Never early, and late by at most its tick."""
 
+    __slots__ = ()
+
     def add(self, item: Item, at: Millis) -> None:
         """Add `item` for `at`; an existing item is moved."""
         ...

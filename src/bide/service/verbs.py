@@ -37,7 +37,7 @@ from bide.core.records import (
 from bide.core.recurrence.rules import rule_of
 from bide.engine.client import Client
 from bide.engine.delivery.long_poll import LongPoll
-from bide.engine.verbs import conflict_of, filter_of, new_cancel, new_fire, new_move, new_redrive
+from bide.engine.verbs import CONFLICTS, filter_of, new_cancel, new_fire, new_move, new_redrive, one_of
 from bide.ports.remote import LONGEST_LEASE, SHORTEST_LEASE
 from bide.service import schemas
 from bide.service.authz import Caller, Verb, audit_pause
@@ -129,7 +129,7 @@ class Verbs:
         if only_new is not None:
             if only_new.strip() != "*":
                 raise bad_input(BadInput("if-none-match", only_new, "* alone: only if there is no such task"))
-            conflict_of(ask.on_conflict)  # checked, although the header decides
+            one_of(CONFLICTS, ask.on_conflict, "on_conflict")  # checked, although the header decides
             ask = msgspec.structs.replace(ask, on_conflict="refuse")
             condition = (Result.REFUSED,)
         answer = await self._client.schedule_new(self._new(topic, key, ask))

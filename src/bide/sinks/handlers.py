@@ -13,7 +13,7 @@ from bide.core.errors import BadPayload, SetupError
 from bide.core.outcomes import Dead, Outcome
 from bide.core.payloads import Decode, checker_for, decoder_for
 from bide.core.tasks import Task
-from bide.ports import call_in_thread
+from bide.ports import call_in_thread, is_coroutine_function
 
 _log = logging.getLogger("bide.handlers")
 Function = Callable[[Task[Any]], Any]
@@ -36,9 +36,7 @@ class PythonHandler:
         self._decode: Decode = decoder_for(self.declared)
         self.check = checker_for(self.declared)
         """A function that raises BadPayload for a payload that is not of the declared type."""
-        self.asynchronous = inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
-        )
+        self.asynchronous = is_coroutine_function(function)
         self._threads = threads
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
         """The threads of a plain function, and their process, since a fork does not inherit threads."""
@@ -53,7 +51,7 @@ class PythonHandler:
 
     async def deliver(self, task: Task[Any]) -> Outcome | None:
         try:
-            self.read(task)
+            task.read_payload(self._decode)
         except BadPayload as error:
             return Dead(str(error))
         called = self._function(task) if self.asynchronous else call_in_thread(self._pool_here(), self._function, task)

@@ -259,17 +259,13 @@ class Drive(_BaseDrive[Item]):
     it runs in a thread; otherwise only the loop's thread. A `cancel` that returns True means that no callback follows.
     """
 
-    def __init__(
-        self, timer: Timer[Item], callback: Callable[[Item], object], clock: Clock, longest_sleep: float
-    ) -> None:
-        super().__init__(timer, callback, clock, longest_sleep)
-        self._timer = timer
+    _timed: Timer[Item]
 
     def add(self, item: Item, at: Millis) -> None:
         """Call back with `item` once the clock shows `at`; an existing item is moved."""
         with self._lock:
             self._due.pop(item, None)
-            self._timer.add(item, at)
+            self._timed.add(item, at)
             self._wake_for(at)
 
     def after(self, item: Item, delay: Millis) -> None:
@@ -279,14 +275,14 @@ class Drive(_BaseDrive[Item]):
     def cancel(self, item: Item) -> bool:
         """Remove `item`; False: it was absent, or its callback has begun."""
         with self._lock:
-            return self._timer.cancel(item) or self._withdraw(item)
+            return self._timed.cancel(item) or self._withdraw(item)
 
     def move(self, item: Item, at: Millis) -> bool:
         """Move `item` to another time; False: it was absent or its callback has begun, and it is not added."""
         with self._lock:
             if self._withdraw(item):
-                self._timer.add(item, at)
-            elif not self._timer.move(item, at):
+                self._timed.add(item, at)
+            elif not self._timed.move(item, at):
                 return False
             self._wake_for(at)
             return True
@@ -295,11 +291,12 @@ class Drive(_BaseDrive[Item]):
 class IdleDrive(_BaseDrive[Item]):
     """A running idle ring, made by `drive`: `async with` runs it on the event loop, `with` in a thread."""
 
+    _timed: IdleRing[Item]
+
     def __init__(
         self, ring: IdleRing[Item], callback: Callable[[Item], object], clock: Clock, longest_sleep: float
     ) -> None:
         super().__init__(ring, callback, clock, longest_sleep)
-        self._ring = ring
         # a touch reads a clock that rounds down; without this, a time-out would end slightly early
         self._rounding = clock.grain
 
@@ -307,7 +304,7 @@ class IdleDrive(_BaseDrive[Item]):
         """Restart the time-out of `uid`, which may be new."""
         with self._lock:
             self._due.pop(uid, None)
-            self._ring.touch(uid, self._clock.now())
+            self._timed.touch(uid, self._clock.now())
             # a touch only adds at the end, so only an empty ring's drive must be woken
             if self._sleeps_until == math.inf:
                 self._wake_for(-math.inf)
@@ -315,7 +312,7 @@ class IdleDrive(_BaseDrive[Item]):
     def remove(self, uid: Item) -> bool:
         """Remove `uid`; False: it was absent, or its callback has begun."""
         with self._lock:
-            return self._withdraw(uid) or self._ring.remove(uid)
+            return self._withdraw(uid) or self._timed.remove(uid)
 
 
 @overload

@@ -24,11 +24,12 @@ more often (an insert is 2x slower, a cancel 2x to 4x), and an item takes 80 byt
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from bide.core.instants import Millis
+from bide.ports import Timer
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -39,7 +40,7 @@ SWEEP = 32
 """The least entries that one call sweeps: far more than the one that it may add, so that sweeping makes progress."""
 
 
-class Wheel(ABC, Generic[Item]):
+class Wheel(Timer[Item]):
     """The part of a wheel that does not depend on how time is divided into buckets.
 
     A subclass files items (`add`), collects due items (`advance`), and knows which entries of a bucket are still alive
@@ -56,18 +57,6 @@ class Wheel(ABC, Generic[Item]):
         self._limit = SLACK
         # the buckets that the current round of sweeping has yet to visit
         self._round: list[int] = []
-
-    @abstractmethod
-    def add(self, item: Item, at: Millis) -> None:
-        """Add `item` for `at`; an existing item is moved. O(1)."""
-
-    @abstractmethod
-    def advance(self, now: Millis) -> list[Item]:
-        """Remove and return all items with `at <= now`, in order of `at`."""
-
-    @abstractmethod
-    def next_deadline(self) -> Millis | None:
-        """A time not later than the earliest `at`; None when empty."""
 
     @abstractmethod
     def _sift(self, index: int, bucket: list[Item]) -> list[Item]:

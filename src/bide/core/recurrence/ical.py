@@ -112,11 +112,8 @@ class RRuleTimes:
     def __init__(self, text: str, begin: Millis) -> None:
         parts, moment = _parts(text, text), as_datetime(begin)
         unit, self._months = _UNITS.get(parts["FREQ"], 86_400), _MONTHS.get(parts["FREQ"], 0)
-        self._interval, self._count, self._begin = (
-            int(parts.get("INTERVAL", 1)),
-            int(parts.get("COUNT", 0)),
-            begin // 1000,
-        )
+        self._interval, self._count = int(parts.get("INTERVAL", 1)), int(parts.get("COUNT", 0))
+        self._begin = begin // 1000
         self._until = _stamp(parts["UNTIL"], text, ends=True)[0] if "UNTIL" in parts else LAST_INSTANT
         self.fixed, self._unit = unit >= 86_400, min(unit, 86_400)
         self._size = unit // 86_400 if self.fixed else unit * (24 if unit == 3_600 else 60)  # days, or seconds

@@ -18,8 +18,8 @@ from msgspec import Meta, Struct, structs
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Length, Millis, When, duration, duration_text, instant, instant_text
 from bide.core.recurrence import zones
-from bide.core.recurrence.cron import cron_times, cron_words
-from bide.core.recurrence.ical import read_rrule, rrule_times
+from bide.core.recurrence.cron import CronTimes, cron_times, cron_words
+from bide.core.recurrence.ical import RRuleTimes, read_rrule, rrule_times
 from bide.core.recurrence.zones import DAY, OnGap, OnRepeat, Times
 from bide.core.wall_clock import known_zone, zone_info
 
@@ -127,23 +127,23 @@ class _Excluding(NamedTuple):
 class _WallClockRule(_Recurrence, frozen=True):
     """A rule of wall-clock times in a zone. One that names times of day is *fixed*, other than one of intervals."""
 
-    def _stream(self) -> tuple[Times, bool]:
+    def _stream(self) -> CronTimes | RRuleTimes:
         raise NotImplementedError
 
     @property
     def gap(self) -> OnGap:
         """The treatment of a time inside a gap."""
-        return self.on_gap or ("run_after" if self._stream()[1] else "skip")
+        return self.on_gap or ("run_after" if self._stream().fixed else "skip")
 
     def step(self, after: Millis) -> Millis | None:
-        times, fixed = self._stream()
+        times = self._stream()
         kept = _Excluding(times, self.except_on) if self.except_on else times
-        repeat: OnRepeat = self.on_repeat or ("first" if fixed else "both")
-        return zones.next_step(kept, self.zone, after, self.on_gap or ("run_after" if fixed else "skip"), repeat)
+        repeat: OnRepeat = self.on_repeat or ("first" if times.fixed else "both")
+        return zones.next_step(kept, self.zone, after, self.on_gap or ("run_after" if times.fixed else "skip"), repeat)
 
     def is_shifted(self, nominal: Millis) -> bool:
         held = zones.segment(self.zone, nominal)
-        kept = _Excluding(self._stream()[0], self.except_on)
+        kept = _Excluding(self._stream(), self.except_on)
         return nominal == held.start and self.gap == "run_after" and zones.gap_time(kept, held) is not None
 
 
@@ -152,9 +152,8 @@ class CronRule(_WallClockRule, frozen=True, tag="cron"):
 
     text: str
 
-    def _stream(self) -> tuple[Times, bool]:
-        times = cron_times(self.text)
-        return times, times.fixed
+    def _stream(self) -> CronTimes:
+        return cron_times(self.text)
 
     @property
     def words(self) -> str:
@@ -168,9 +167,8 @@ class RRuleRule(_WallClockRule, frozen=True, tag="rrule"):
     text: str
     begin: Annotated[int, Meta(ge=-2 * DAY, le=LAST_INSTANT)]
 
-    def _stream(self) -> tuple[Times, bool]:
-        times = rrule_times(self.text, self.begin)
-        return times, times.fixed
+    def _stream(self) -> RRuleTimes:
+        return rrule_times(self.text, self.begin)
 
     @property
     def words(self) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from bide.core.errors import LeaseLost, SetupError
 from bide.core.instants import Length, Millis, When, duration
 from bide.core.options import known_options
-from bide.core.outcomes import Done, Outcome
+from bide.core.outcomes import Done, End
 from bide.core.records import Lease, Record
 from bide.core.tasks import Task
 from bide.engine.background import log_defect
@@ -85,12 +85,10 @@ class Delivery(Task[Any]):
 
     @property
     def lateness(self) -> timedelta:
-        """See `Task.lateness`."""
         return timedelta(milliseconds=self._began - self.record.planned_at)
 
     @asynccontextmanager
     async def transaction(self, *, again_at: When | None = None, again_in: Length | None = None) -> AsyncIterator[Any]:
-        """See `Task.transaction`."""
         store, record = self._owner.store, self.record
         if (transactions := store.features.transactions) is None:
             raise SetupError("this store shares no database with handlers; sqlite:, postgresql: and mysql: do")
@@ -116,7 +114,6 @@ class Delivery(Task[Any]):
         self._owner.completed(self)
 
     async def extend(self, by: Length) -> bool:
-        """See `Task.extend`."""
         clock, length = self._owner.clock, duration(by, field="by")
         now = clock.now()
         kept = (await self._owner.store.extend([self.lease], now=now, until=now + clock.span(length)))[0]
@@ -125,7 +122,7 @@ class Delivery(Task[Any]):
         return kept
 
 
-Ended = Callable[[Delivery, Outcome | BaseException | None], None]
+Ended = Callable[[Delivery, End], None]
 """Called with a delivery and its outcome, or the exception that the handler raised."""
 
 
@@ -250,7 +247,7 @@ class TopicExecutor:
                 timeout = delivery.limit(timeout)
         if timeout is not None:
             delivery.timer = self._loop.call_later(timeout, self._timed_out, delivery)
-        ended: Outcome | BaseException | None
+        ended: End
         try:
             ended = await self._deliver(delivery)
         except GeneratorExit as raised:

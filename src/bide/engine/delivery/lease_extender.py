@@ -7,13 +7,14 @@ import logging
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from msgspec import Struct, field
+
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import Millis
 from bide.core.lifecycle import holds
 from bide.core.records import Topic
 from bide.engine.background import repeat
 from bide.engine.delivery.executor import Delivery
-from bide.engine.delivery.settler import Settler
 from bide.ports import Clock, Store
 
 _log = logging.getLogger("bide.lease_extender")
@@ -28,58 +29,27 @@ PRESENCE: Millis = 6_000
 """The time for which a worker counts as live after its last announcement."""
 
 
-class LeaseExtender:
+class LeaseExtender(Struct, eq=False):
     """Extends the leases of the deliveries in `held` three times per lease, and calls `lost` for each refused one.
 
-    Purges once a minute. Announces the worker as `holder` every two seconds, if the store keeps
-    announcements, and passes the live workers to `announced`.
+    Purges once a minute. Announces the worker as `holder` every two seconds, if the store keeps announcements, and
+    passes the live workers to `announced`.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        lease: Millis,
-        holder: str,
-        topics: Collection[Topic],
-        held: Callable[[], list[Delivery]],
-        lost: Callable[[Delivery, str], None],
-        announced: Callable[[Mapping[str, Collection[Topic]]], None],
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._lease = lease
-        self._holder = holder
-        self._topics = list(topics)
-        self._held = held
-        self._lost = lost
-        self._announced = announced
-        self._asked_at = asyncio.get_running_loop().time()
-        self._due_at = 0.0
-        """When leases are to be extended next."""
-        self.blocked = 0
-        """The number of times the event loop was blocked for longer than a lease."""
-
-    async def catch_up(self, settler: Settler) -> None:
-        """Before leasing, settle ended and extend running deliveries whose leases may have expired.
-
-        Otherwise a worker whose event loop was blocked would lease its own tasks and run them again. Costs nothing
-        while settling and extending are on time.
-        """
-        loop, third = asyncio.get_running_loop(), self._lease / 3000
-        for _ in range(2):
-            now = loop.time()
-            await self._settled(settler, third)
-            if now - self._asked_at > 2 * third:
-                await self.extend()
-                await self._settled(settler, third)  # neither succeeded while the store was unavailable
-            if loop.time() - now < third:
-                return  # otherwise the loop was blocked meanwhile, or the store slow: other leases may have expired
-
-    async def _settled(self, settler: Settler, soon: float) -> None:
-        by = asyncio.get_running_loop().time() + soon
-        if settler.behind(by):
-            await settler.catch_up(by)
+    _store: Store
+    _clock: Clock
+    _lease: Millis
+    _holder: str
+    _topics: Collection[Topic]
+    _held: Callable[[], list[Delivery]]
+    _lost: Callable[[Delivery, str], None]
+    _announced: Callable[[Mapping[str, Collection[Topic]]], None]
+    asked_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    """When leases were last extended."""
+    _due_at: float = 0.0
+    """When leases are to be extended next."""
+    blocked: int = 0
+    """The number of times the event loop was blocked for longer than a lease."""
 
     async def extend_for_ever(self) -> None:
         third = self._lease / 3000
@@ -110,7 +80,7 @@ class LeaseExtender:
                 (held if delivery.expires < expires else longer).append(delivery)
         if held:
             await self._keep(held, expires)
-        self._asked_at = asked_at
+        self.asked_at = asked_at
         if longer:
             await self._check(longer)
 
@@ -171,5 +141,5 @@ class LeaseExtender:
     async def _announce(self, *, gone: bool = False) -> None:
         if (workers := self._store.features.workers) is not None:
             now = self._clock.now()
-            topics, until = ([], now) if gone else (self._topics, now + PRESENCE)
+            topics, until = ([], now) if gone else (list(self._topics), now + PRESENCE)
             self._announced(await workers.announce(self._holder, topics, until, now=now))

@@ -25,6 +25,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from math import inf
 
 from bide.core.errors import BadInput, StoreError
@@ -232,11 +233,12 @@ class DescriptorAlarm:
 def new_alarm(ring: Callable[[], None]) -> LoopAlarm | DescriptorAlarm:
     """Make the finest alarm available; in a loop with simulated time, as in tests, a `LoopAlarm`."""
     if abs(asyncio.get_running_loop().time() - time.monotonic()) < _OWN_TIME:
-        try:
+        with suppress(OSError, NotImplementedError):  # another system, or a loop that can only wait for sockets
             return DescriptorAlarm(ring)
-        except (OSError, NotImplementedError):  # another system, or a loop that can only wait for sockets
-            return LoopAlarm(ring)
     return LoopAlarm(ring)
+
+
+_STOPPED = "the worker has stopped, and what waits goes on waiting"
 
 
 class WakeLoop(ABC):
@@ -246,6 +248,8 @@ class WakeLoop(ABC):
         self.clock = clock
         self._waker = Waker(clock, cap)
         self._stopping = False
+        self._emptied: list[asyncio.Future[None]] = []
+        """One for each caller that waits until nothing is left."""
 
     def _wants_turn(self) -> object:
         """A true value while a turn could find work."""
@@ -273,6 +277,24 @@ class WakeLoop(ABC):
             await self._waker.sleep(wake)
             if not wanted:
                 self._waker.forget()
+
+    async def _until_nothing_left(self) -> None:
+        """Wait until a turn that began after this call ends the wait. Raises RuntimeError if the loop stops first."""
+        if self._stopping:
+            raise RuntimeError(_STOPPED)
+        emptied = asyncio.get_running_loop().create_future()
+        self._emptied.append(emptied)
+        self._waker.kick()
+        try:
+            await emptied
+        finally:
+            self._emptied.remove(emptied)
+
+    def _end_waits(self, emptied: Sequence[asyncio.Future[None]]) -> None:
+        """End these waits: nothing is left, or the loop has stopped."""
+        for one in emptied:
+            if not one.done():
+                one.set_exception(RuntimeError(_STOPPED)) if self._stopping else one.set_result(None)
 
 
 _PAUSE_AFTER_ERROR = 0.25

@@ -25,6 +25,8 @@ from operator import itemgetter
 from typing import Protocol
 from zlib import crc32
 
+from msgspec import Struct
+
 from bide.core.instants import NEVER, Millis
 from bide.core.records import Leased, Topic
 from bide.ports import Clock
@@ -42,16 +44,15 @@ _AT_ONCE: Millis = 0
 _FEW = 64
 
 
-class Turns:
+class Turns(Struct, eq=False):
     """Which of the live workers of a topic asks first about a wake, and which next."""
 
-    def __init__(self, holder: str) -> None:
-        self.holder = holder
-        self._live: dict[str, frozenset[Topic]] = {}
-        self._places: dict[Topic, tuple[int, int]] = {}
-        """The place of this worker among those of the topic, and their number."""
-        self.taken = False
-        """True once the store has notified of what another worker took. Until then nobody waits."""
+    holder: str
+    _live: dict[str, frozenset[Topic]] = {}
+    _places: dict[Topic, tuple[int, int]] = {}
+    """The place of this worker among those of the topic, and their number."""
+    taken: bool = False
+    """True once the store has notified of what another worker took. Until then nobody waits."""
 
     def announced(self, live: Mapping[str, Collection[Topic]]) -> None:
         """Note the live workers with their topics. O(topics) for each worker that is new or has changed."""
@@ -210,15 +211,13 @@ class TopicSlots(Protocol):
     """The slots of a topic, as in `TopicExecutor`."""
 
     @property
-    def free(self) -> int:
-        """How many more deliveries of it could run."""
+    def free(self) -> int: ...
 
     @property
     def occupied(self) -> int: ...
 
     @property
-    def backlogged(self) -> bool:
-        """True if there may be due tasks for which there was no room."""
+    def backlogged(self) -> bool: ...
 
 
 def kept_back(slots: int, idle: int) -> int:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct, field
 
 from bide.core.errors import StoreError
 from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.outcomes import Done, Outcome
 from bide.core.records import Lease, OutcomeKind, Record, Ref, Settlement, State, Topic
-from bide.engine.background import begin
+from bide.engine.background import Background
 from bide.engine.client import Client
 from bide.engine.delivery.lease_loop import LeaseLoop
 from bide.engine.delivery.occurrences import Refusal
@@ -34,32 +35,26 @@ _FORGET_AFTER = 60.0
 """Seconds for which the subscription to a topic outlives the last request for it."""
 
 
-class _Request:
+class _Request(Struct, eq=False):
     """One consumer's request, and its tasks so far."""
 
-    __slots__ = ("future", "patient", "room", "taken")
-
-    def __init__(self, room: dict[Topic, int], future: asyncio.Future[list[Record]], *, patient: bool) -> None:
-        self.room = room
-        self.future = future
-        self.patient = patient
-        """True: it waits until a task is due; else one lease answers it."""
-        self.taken: list[Record] = []
+    room: dict[Topic, int]
+    future: asyncio.Future[list[Record]]
+    patient: bool
+    """True: it waits until a task is due; else one lease answers it."""
+    taken: list[Record] = []
 
 
-class _RequestGroup:
+class _RequestGroup(Struct, eq=False):
     """The requests for leases of one length by one holder: one store call serves them all."""
 
-    __slots__ = ("holder", "impatient", "lease_for", "queues", "wanted")
-
-    def __init__(self, holder: str, lease_for: Millis) -> None:
-        self.holder = holder
-        self.lease_for = lease_for
-        self.queues: dict[Topic, OrderedDict[_Request, None]] = {}
-        """By topic, the longest waiting first. A request that ends is removed at once: if no task comes due for days,
-        the requests of consumers that poll repeatedly would pile up."""
-        self.wanted: Counter[Topic] = Counter()
-        self.impatient: list[_Request] = []
+    holder: str
+    lease_for: Millis
+    queues: dict[Topic, OrderedDict[_Request, None]] = {}
+    """By topic, the longest waiting first. A request that ends is removed at once: if no task comes due for days,
+    the requests of consumers that poll repeatedly would pile up."""
+    wanted: Counter[Topic] = field(default_factory=Counter)
+    impatient: list[_Request] = []
 
     def add(self, request: _Request) -> None:
         for topic, count in request.room.items():
@@ -139,7 +134,7 @@ class LongPoll(LeaseLoop):
         self._unasked: dict[Topic, float] = {}
         """When the last request for each subscribed topic ended, by the loop's time."""
         self._unsubscribes_at = float("-inf")
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = Background()
         self.waiting = 0
         """The number of waiting requests."""
 
@@ -154,8 +149,7 @@ class LongPoll(LeaseLoop):
         for group in self._groups.values():
             for request in group.requests():
                 self._answer(group, request)
-        if self._background:
-            await asyncio.wait(self._background)
+        await self._background.ended()
         await self._unsubscribe(list(self._listening))
 
     async def lease(self, room: Mapping[Topic, int], *, holder: str, lease_for: Millis, wait: float) -> list[Record]:
@@ -191,7 +185,7 @@ class LongPoll(LeaseLoop):
     def release(self, records: Sequence[Record]) -> None:
         """Return leases that were not begun. Their tasks are due again at once, and no delivery is counted."""
         if records:
-            self._later(self._settle([release(record) for record in records], "released"))
+            self._background.begin(self._settle([release(record) for record in records], "released"), "long poll")
 
     async def extend(self, leases: Sequence[Lease], length: Millis) -> list[bool]:
         """Extend leases to `length` milliseconds from now; False for each lost lease. Raises StoreError."""
@@ -205,7 +199,10 @@ class LongPoll(LeaseLoop):
         policy decides when to retry or whether it is too late, and a rule when it recurs. So their tasks are read
         first, all in one call.
         """
-        plain = [_plain(outcome) and self._bare.pop(lease, False) for lease, outcome in ended]
+        plain = [
+            isinstance(outcome, Done) and outcome.again is None and self._bare.pop(lease, False)
+            for lease, outcome in ended
+        ]
         read = [place for place, bare in enumerate(plain) if not bare]
         refs = [Ref(ended[place][0].topic, ended[place][0].key) for place in read]
         found = dict(zip(read, await self.store.get(refs), strict=True)) if refs else {}
@@ -248,12 +245,13 @@ class LongPoll(LeaseLoop):
         """True if any request waits. From time to time, this also ends unused subscriptions."""
         if self._loop.time() >= self._unsubscribes_at:
             self._unsubscribes_at = self._loop.time() + _FORGET_AFTER / 4
-            self._later(self._unsubscribe_unasked())
+            self._background.begin(self._unsubscribe_unasked(), "long poll")
         return bool(self._groups)
 
     async def _turn(self) -> Millis | None:
         """Lease for every waiting request and hand out the tasks. Returns the next wake time of their topics."""
-        await self.pause_gate.first()
+        if not self.pause_gate.known:
+            await self.pause_gate.first()
         wakes: list[Millis] = []
         for group in list(self._groups.values()):
             asked = {topic: count for topic, count in group.wants().items() if topic not in self.pause_gate.topics}
@@ -301,7 +299,7 @@ class LongPoll(LeaseLoop):
             self._answer(group, request)
         self.release(left)
         if refusals:
-            self._later(self._start_and_settle(refusals))
+            self._background.begin(self._start_and_settle(refusals), "long poll")
             self._waker.kick()  # the refused tasks left room, and more may be due
 
     def _answer(self, group: _RequestGroup, request: _Request) -> None:
@@ -327,11 +325,6 @@ class LongPoll(LeaseLoop):
             await all_answers(await self.store.settle(settlements, now=self.clock.now()))
         except StoreError as error:
             _log.warning("%d leases could not be %s, and run out by themselves: %s", len(settlements), what, error)
-
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        task = begin(work, "long poll")
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     # --- wake-ups
 
@@ -372,7 +365,3 @@ class LongPoll(LeaseLoop):
             await asyncio.wait(ending)
         open_ones = [one.result() for one in ending if not one.cancelled() and one.exception() is None]
         await asyncio.gather(*(one.close() for one in open_ones), return_exceptions=True)
-
-
-def _plain(outcome: Outcome) -> bool:
-    return isinstance(outcome, Done) and outcome.again is None

@@ -12,12 +12,10 @@ from linecache import getline, lazycache
 from traceback import walk_tb
 from types import FrameType
 
-from msgspec import DecodeError
-
 from bide.core.instants import In, Millis, instant_text, resolved
 from bide.core.names import LONGEST_TEXT, TRACE, error_text, new_id, storable
-from bide.core.options import decode_options, known_options
-from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
+from bide.core.options import known_options
+from bide.core.outcomes import Dead, Defer, Done, End, Outcome, Retry
 from bide.core.records import OutcomeKind, Record, Settlement, State
 from bide.engine.config import Retention
 from bide.engine.delivery.occurrences import REMEMBERED, deadline_of, next_life
@@ -39,15 +37,9 @@ def reject_reason(record: Record, route: Policy, now: Millis) -> str | None:
 
 
 def settlement_for(
-    record: Record,
-    ended: Outcome | BaseException | None,
-    route: Policy,
-    keep: Retention,
-    clock: Clock,
-    *,
-    traces: bool = False,
+    record: Record, ended: End, route: Policy, keep: Retention, clock: Clock, *, traces: bool = False
 ) -> Settlement:
-    """Decide the settlement. `ended`: None or Done, another Outcome, or the handler's exception.
+    """Decide the settlement.
 
     `traces`: append the traceback of that exception to the text of the error.
     """
@@ -96,16 +88,8 @@ def dead(
     record: Record, why: str, keep: Retention, now: Millis, *, failed: bool = False, trace: str = ""
 ) -> Settlement:
     """The settlement of a dead task, kept by the retention for dead tasks. `failed`: count a failed delivery."""
-    return Settlement(
-        record.topic,
-        record.key,
-        record.token,
-        OutcomeKind.DEAD,
-        None,
-        keep.keep_until(State.DEAD, now),
-        why[:LONGEST_TEXT] + trace,
-        failed=failed,
-    )
+    kept, error = keep.keep_until(State.DEAD, now), why[:LONGEST_TEXT] + trace
+    return Settlement(record.topic, record.key, record.token, OutcomeKind.DEAD, None, kept, error, failed=failed)
 
 
 def release(record: Record) -> Settlement:
@@ -121,13 +105,8 @@ def _done(record: Record, keep: Retention, clock: Clock) -> Settlement:
 
 
 def _pause(record: Record, route: Policy) -> Millis | None:
-    policy = route.retry
-    if record.options:
-        try:
-            policy = decode_options(record.options).retry or policy
-        except DecodeError:
-            policy = route.retry  # damaged options: fall back to the topic's own policy
-    return policy.delay(record.failures + 1)
+    own = known_options(record.options).retry if record.options else None
+    return (own or route.retry).delay(record.failures + 1)
 
 
 def _too_late(record: Record, at: Millis) -> bool:

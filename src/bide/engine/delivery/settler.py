@@ -17,6 +17,8 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from msgspec import Struct, field
+
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.records import Settlement
 from bide.engine.background import begin
@@ -74,27 +76,28 @@ class Settler:
         await asyncio.gather(*(outbox.drain() for outbox in self._outboxes.values()))
 
 
-class _Outbox:
+class _Outbox(Struct, eq=False):
     """The outcomes in transit to one part of the store."""
 
-    def __init__(self, store: Store, clock: Clock, on_settled: OnSettled, busy: Callable[[], bool]) -> None:
-        self._settle = store.settle
-        self._late: set[Pending[bool]] = set()
-        self._clock = clock
-        self._on_settled = on_settled
-        self._more_to_come = busy
-        self._loop = asyncio.get_running_loop()
-        self._outbox: list[tuple[Delivery, Settlement]] = []
-        self._busy = False
-        self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._closing = False
-        self._earliest = self._sending = math.inf
-        """When the first lease ends: among the waiting outcomes, and among those in flight."""
-        self._answered: asyncio.Future[None] | None = None
-        self._pausing: asyncio.Future[None] | None = None
-        self.failing = False
-        """True after the store has failed a batch, until it accepts one."""
+    _store: Store
+    _clock: Clock
+    _on_settled: OnSettled
+    _more_to_come: Callable[[], bool]
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _outbox: list[tuple[Delivery, Settlement]] = []
+    _late: set[Pending[bool]] = set()
+    _busy: bool = False
+    _task: asyncio.Task[None] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _closing: bool = False
+    _earliest: float = math.inf
+    """When the first lease ends, among the waiting outcomes."""
+    _sending: float = math.inf
+    """The same, among those in flight."""
+    _answered: asyncio.Future[None] | None = None
+    _pausing: asyncio.Future[None] | None = None
+    failing: bool = False
+    """True after the store has failed a batch, until it accepts one."""
 
     @property
     def earliest(self) -> float:
@@ -180,7 +183,7 @@ class _Outbox:
     async def _ask(self, batch: list[tuple[Delivery, Settlement]]) -> Sequence[object]:
         """The store's answers, with an error for each failed outcome. A defect fails only its own outcome."""
         try:
-            accepted = await self._settle([one for _, one in batch], now=self._clock.now())
+            accepted = await self._store.settle([one for _, one in batch], now=self._clock.now())
             if len(accepted) != len(batch):
                 raise RuntimeError(f"{len(accepted)} answers to {len(batch)} outcomes")
         except PartlyFailed as partly:

@@ -21,7 +21,7 @@ from bide.core.errors import SetupError, StoreError, StoreUnavailable
 from bide.core.instants import Due, In, Millis, resolved
 from bide.core.names import text_of
 from bide.core.outcomes import Dead, Defer, Retry
-from bide.engine.background import DeadHooks
+from bide.engine.background import Background
 from bide.engine.context import joining
 from bide.engine.delivery.lease_loop import WakeLoop
 from bide.engine.delivery.watch import DeadRow, RestingRows, Row, Watch, said
@@ -37,7 +37,6 @@ _RACES = 20
 """The number of successive transactions that the server may roll back for conflicts before the loop pauses."""
 _ENDING = 10.0
 """Seconds that a cancelled coroutine has to end, including the rollback of its row."""
-_STOPPED = "the worker has stopped, and what is due stays due"
 
 
 class _StillDead(Exception):
@@ -61,7 +60,7 @@ class TableLoop(WakeLoop):
         self._one_by_one = 0
         """The number of rows still to be taken singly after a page failed."""
         self._locked_pause = _LOCKED_PAUSE
-        self._hooks = DeadHooks()
+        self._hooks = Background()
         self._work: asyncio.Task[None] | None = None
         self._unlisten: Callable[[], None] | None = None
         self._kicks_soon = False
@@ -69,7 +68,6 @@ class TableLoop(WakeLoop):
         self._stopped = asyncio.Event()
         self._pause, self._races, self._complaint = _FIRST_PAUSE, 0, ""
         """For successive errors: the pause after the next one, the number of races, and the last logged text."""
-        self._emptied: list[asyncio.Future[None]] = []
 
     # --- start and stop
 
@@ -111,22 +109,12 @@ class TableLoop(WakeLoop):
             for one in under_way:
                 one.cancel()
         self._waker.close()
-        for emptied in self._emptied:
-            if not emptied.done():
-                emptied.set_exception(RuntimeError(_STOPPED))
+        self._end_waits(self._emptied)
         await asyncio.gather(self._hooks.ended(), self._table.close())
 
     async def until_empty(self) -> None:
         """Wait until no row that meets the condition has a due time, and none is being handled here."""
-        if self._stopping:
-            raise RuntimeError(_STOPPED)
-        emptied = self._loop.create_future()
-        self._emptied.append(emptied)
-        self._waker.kick()
-        try:
-            await emptied
-        finally:
-            self._emptied.remove(emptied)
+        await self._until_nothing_left()
 
     async def run_once(self) -> tuple[int, Millis | None]:
         """Take all due rows and wait for their handlers. Returns the number of rows, and when the next is due."""
@@ -200,7 +188,7 @@ class TableLoop(WakeLoop):
             if head.due is None or head.due > head.now:
                 self._resting.forget(now)
                 if head.due is None and all(map(self.watch.is_dead, skip)):
-                    _resolve(asking)
+                    self._end_waits(asking)
                 return _earlier(head.due, first)
             if await self._take(now, skip, head):
                 self._locked_pause = _LOCKED_PAUSE
@@ -273,7 +261,7 @@ class TableLoop(WakeLoop):
                 row = next(iter(taken.rows), None)
                 if self._stopping:  # the worker began to stop while this waited for its turn
                     row = None
-                    raise Raced(_STOPPED)
+                    raise Raced("the worker has stopped")
                 if row is not None:
                     self._resting.check(row)
                 if not identity.done():
@@ -363,7 +351,7 @@ class TableLoop(WakeLoop):
                 _log.error("%s: the changes of `dead` failed: %s", self.watch, said(error))
         self.stats.dead += 1
         if left:
-            self.watch.bury(dead)
+            self.watch.given_up[row.id] = dead
             self._resting.bury(row)
         _log.error("%s: row %s is given up: %s", self.watch, text_of(row.id), dead.why)
         self._hooks.call(self.watch.dead_hooks, dead)
@@ -371,9 +359,3 @@ class TableLoop(WakeLoop):
 
 def _earlier(one: Millis | None, other: Millis | None) -> Millis | None:
     return min((at for at in (one, other) if at is not None), default=None)
-
-
-def _resolve(asking: list[asyncio.Future[None]]) -> None:
-    for emptied in asking:
-        if not emptied.done():
-            emptied.set_result(None)

@@ -29,7 +29,7 @@ from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import NewTask, Topic
 from bide.core.retry import RetryPolicy
 from bide.core.table_source import TableSource
-from bide.ports import Clock, DueRow, RowRefused, call_in_thread
+from bide.ports import Clock, DueRow, RowRefused, call_in_thread, is_coroutine_function
 
 _log = logging.getLogger("bide.table")
 LAST_PAUSE: Millis = 3_600_000
@@ -52,18 +52,15 @@ class DeadRow(Struct, frozen=True):
     table: str
 
 
-class Row:
+class Row(Struct, eq=False):
     """A due row, as it was before the changes. Its transaction is open while the handler runs."""
 
-    __slots__ = ("_now", "_row", "connection", "table")
-
-    def __init__(self, row: DueRow, table: str, connection: Any, now: Callable[[], Millis]) -> None:
-        self._row = row
-        self._now = now
-        self.table = table
-        """The name of its table."""
-        self.connection = connection
-        """The driver's connection, in the transaction that changes the row. Writes on it commit with the change."""
+    _row: DueRow
+    table: str
+    """The name of its table."""
+    connection: Any
+    """The driver's connection, in the transaction that changes the row. Writes on it commit with the change."""
+    _now: Callable[[], Millis]
 
     @property
     def id(self) -> Any:
@@ -91,46 +88,41 @@ class Row:
         return f"<Row {self.id!r} due_at={self.due_at.isoformat()}>"
 
 
-class Watch:
+class Watch(Struct, eq=False, kw_only=True):
     """A watched table, or several that match one pattern. By itself it only makes the changes of its source;
     `@watch.handler` adds a function, and `topic` makes a task of each row.
     """
 
-    def __init__(
-        self,
-        source: TableSource,
-        *,
-        concurrency: int,
-        retry: RetryPolicy,
-        timeout: Millis | None,
-        topic: Topic | None,
-        new_task: Callable[[DueRow, str], NewTask],
-    ) -> None:
-        self.source = source
-        self.name = source.table
-        """The name of its table, or the pattern of several."""
-        self.concurrency = concurrency
-        self.retry = retry
-        self.timeout = timeout
-        self.topic = topic
-        self._new_task = new_task
-        self.listeners: set[Callable[[], None]] = set()
-        """One function for each loop in this process that watches it; `look` calls them."""
-        self.dead_hooks: list[Callable[[DeadRow], Any]] = []
-        self._dead: dict[Any, DeadRow] = {}
-        self._function: Callable[[Row], Any] | None = None
-        self._threads: ThreadPoolExecutor | None = None
-        self.parts = [self]
-        """One watch for each table; they share hooks and `look`."""
-        if len(source.tables) > 1:
-            self.parts = [copy.copy(self) for _ in source.tables]
-            for part, one in zip(self.parts, source.each(), strict=True):
-                part.source, part.parts, part._dead = one, [part], {}
+    source: TableSource
+    name: str
+    """The name of its table, or the pattern of several."""
+    concurrency: int
+    retry: RetryPolicy
+    timeout: Millis | None
+    topic: Topic | None
+    task_of: Callable[[DueRow, str], NewTask]
+    """Makes the task of a row with the given key."""
+    listeners: set[Callable[[], None]] = set()
+    """One function for each loop in this process that watches it; `look` calls them."""
+    dead_hooks: list[Callable[[DeadRow], Any]] = []
+    given_up: dict[Any, DeadRow] = {}
+    """By id, the rows that were given up without a change."""
+    parts: list[Watch] = []
+    """One watch for each table; they share hooks and `look`."""
+    _function: Callable[[Row], Any] | None = None
+    _threads: ThreadPoolExecutor | None = None
+
+    def __post_init__(self) -> None:
+        self.parts.append(self)
+        if len(self.source.tables) > 1:
+            self.parts = [copy.copy(self) for _ in self.source.tables]
+            for part, one in zip(self.parts, self.source.each(), strict=True):
+                part.source, part.parts, part.given_up = one, [part], {}
 
     def new_task(self, row: DueRow) -> NewTask:
         """The task for a row. With several tables its key names the table, since ids may repeat across tables."""
         table = self.source.table
-        return self._new_task(row, str(row.id) if table == self.name else f"{table}/{row.id}")
+        return self.task_of(row, str(row.id) if table == self.name else f"{table}/{row.id}")
 
     def handler(self, function: HandlesRow) -> HandlesRow:
         """Call `function` with each `Row` that fires, inside the transaction of its changes: both happen or neither.
@@ -146,11 +138,8 @@ class Watch:
             raise SetupError(f"{self} hands its rows to {self.topic!r}: either a topic or a handler")
         if not callable(function):
             raise BadInput("handler", function, "a function that takes a Row")
-        called, threads = inspect.unwrap(function), None
-        if not inspect.iscoroutinefunction(called) and not inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
-        ):
-            threads = ThreadPoolExecutor(self.concurrency, f"bide {self.name}")
+        plain = not is_coroutine_function(function)
+        threads = ThreadPoolExecutor(self.concurrency, f"bide {self.name}") if plain else None
         for watch in (self, *self.parts):
             watch._function, watch._threads = function, threads
         return function
@@ -163,28 +152,20 @@ class Watch:
     @property
     def dead(self) -> list[DeadRow]:
         """The rows that this process has given up without a change, because the source has no `dead` changes."""
-        return [row for part in self.parts for row in part._dead.values()]
+        return [row for part in self.parts for row in part.given_up.values()]
 
     def redrive(self, identity: Any, *, table: str | None = None) -> bool:
         """Try the given-up row with this id again; False: it was not given up. May be called from any thread.
 
         `table` names one of several tables; without it, every given-up row with this id is tried again.
         """
-        found = [part.forget(identity) for part in self.parts if table in (None, part.source.table)]
+        found = [part.given_up.pop(identity, None) for part in self.parts if table in (None, part.source.table)]
         self.look()
         return any(found)
 
-    def bury(self, row: DeadRow) -> None:
-        """Remember that `row` was given up."""
-        self._dead[row.id] = row
-
-    def forget(self, identity: Any) -> bool:
-        """Treat the row as any other row again; False: it was not given up."""
-        return self._dead.pop(identity, None) is not None
-
     def is_dead(self, identity: Any, due: Millis | None = None) -> bool:
         """True if the row was given up; with `due`, if it was given up with that due time."""
-        row = self._dead.get(identity)
+        row = self.given_up.get(identity)
         return row is not None and (due is None or row.due == due)
 
     @property
@@ -243,13 +224,12 @@ class _RestingRow(Struct):
     dead: bool = False
 
 
-class RestingRows:
+class RestingRows(Struct, eq=False):
     """The rows that one loop leaves out for now. Each call costs O(resting rows)."""
 
-    def __init__(self, watch: Watch, clock: Clock) -> None:
-        self.clock = clock
-        self._watch = watch
-        self._rests: dict[Any, _RestingRow] = {}
+    _watch: Watch
+    clock: Clock
+    _rests: dict[Any, _RestingRow] = {}
 
     def at(self, now: Millis) -> tuple[list[Any], Millis | None]:
         """The rows resting at `now`, and when the first of them is tried again."""
@@ -264,7 +244,7 @@ class RestingRows:
     def fired(self, identities: Collection[Any]) -> None:
         for identity in identities:
             self._rests.pop(identity, None)
-            self._watch.forget(identity)
+            self._watch.given_up.pop(identity, None)
 
     def forget(self, now: Millis) -> None:
         """Forget rows whose rest is over. Called if nothing is due: they were moved, cancelled, or fired elsewhere."""

@@ -12,11 +12,10 @@ import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from itertools import islice
 from typing import Self
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from bide.core import lifecycle
@@ -24,9 +23,9 @@ from bide.core.errors import StoreError
 from bide.core.events import EventKind
 from bide.core.instants import NEVER, Millis
 from bide.core.names import new_id
-from bide.core.outcomes import Outcome, Retry
+from bide.core.outcomes import End, Outcome, Retry
 from bide.core.records import Leased, NewTask, OutcomeKind, Record, Settlement, Topic
-from bide.engine.background import DeadHooks, begin
+from bide.engine.background import Background, begin
 from bide.engine.client import Client
 from bide.engine.delivery.executor import Delivery, TopicExecutor
 from bide.engine.delivery.lease_extender import LeaseExtender
@@ -40,7 +39,6 @@ from bide.engine.registry import settings_of
 from bide.ports import Listening, Route
 
 _log = logging.getLogger("bide.worker")
-_STOPPED = "the worker has stopped, and what waits goes on waiting"
 _DECLARE_AGAIN = 1.0
 """Seconds between two attempts to declare a recurring task, as while an occurrence runs."""
 _FLOOD = 32
@@ -97,12 +95,10 @@ class Worker(LeaseLoop):
         )  # fmt: skip
         self._listening: Listening | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._hooks = DeadHooks()
-        self._starting: set[asyncio.Task[None]] = set()
+        self._hooks = Background()
+        self._starting = Background()
         """Occurrences that are being added as tasks of their own."""
         self._flood = False
-        self._emptied: list[asyncio.Future[None]] = []
-        """One for each caller of `until_empty`."""
         self._short = False
         """True if the worker's slots, not a topic's own, limit how many tasks are leased."""
         self._busy: dict[Topic, TopicExecutor] = {}
@@ -153,11 +149,9 @@ class Worker(LeaseLoop):
         ends = (self.config.grace if grace is None else grace) / 1000
         tables = (table.stop(ends) for table in self.tables)
         await asyncio.gather(*tables, *(executor.idle(ends) for executor in self._executors.values()))
-        await asyncio.gather(*(executor.close() for executor in self._executors.values()), *self._starting)
+        await asyncio.gather(*(executor.close() for executor in self._executors.values()), self._starting.ended())
         await self._settler.drain()
-        for emptied in self._emptied:
-            if not emptied.done():
-                emptied.set_exception(RuntimeError(_STOPPED))
+        self._end_waits(self._emptied)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, self._hooks.ended(), return_exceptions=True)
@@ -173,38 +167,22 @@ class Worker(LeaseLoop):
         while fired != self._rows_fired:
             await asyncio.gather(*(table.until_empty() for table in self.tables))
             fired = self._rows_fired  # a task may write a row, and a row schedule a task
-            await self._until_no_task()
+            if self._executors or self._stopping:
+                await self._until_nothing_left()
 
     @property
     def _rows_fired(self) -> int:
         return sum(table.stats.fired for table in self.tables)
 
-    async def _until_no_task(self) -> None:
-        if self._stopping:
-            raise RuntimeError(_STOPPED)
-        if not self._executors:
-            return
-        emptied = asyncio.get_running_loop().create_future()
-        self._emptied.append(emptied)
-        self._waker.kick()
-        try:
-            await emptied
-        finally:
-            self._emptied.remove(emptied)
-
     async def _nothing_left(self, leased: Leased) -> bool:
         """True if a lease sent while this worker was idle found nothing waiting or leased, including paused topics."""
-        if leased.tasks or leased.next_wake is not None or not self._idle:
+        if leased.tasks or leased.next_wake is not None or self._busy:
             return False
         paused, now = [topic for topic in self.pause_gate.topics if topic in self._executors], self.clock.now()
         if not paused:
             return True
         asked = dict.fromkeys(paused, 0)
         return (await self.store.lease(asked, now=now, until=now, holder=self.holder)).next_wake is None
-
-    @property
-    def _idle(self) -> bool:
-        return not self._busy
 
     async def run_once(self) -> tuple[int, Millis | None]:
         """Lease, deliver and settle once. Returns the number of leased tasks and the next wake time.
@@ -215,7 +193,7 @@ class Worker(LeaseLoop):
         await self.pause_gate.first()
         before = self.stats.leased
         wake = await self._deliver(self._plan(everything=True))
-        await asyncio.gather(*(executor.idle(None) for executor in self._executors.values()), *self._starting)
+        await asyncio.gather(*(executor.idle(None) for executor in self._executors.values()), self._starting.ended())
         await self._settler.drain()
         await self._hooks.ended()
         return self.stats.leased - before, wake
@@ -231,11 +209,28 @@ class Worker(LeaseLoop):
         return not self._short or self._emptied
 
     async def _turn(self) -> Millis | None:
-        await self.pause_gate.first()
-        await self._lease_extender.catch_up(self._settler)
+        if not self.pause_gate.known:
+            await self.pause_gate.first()
+        await self._catch_up()
         # `until_empty` needs a lease that was sent after its call, and while nothing ran here
-        emptied = list(self._emptied) if self._idle else []
+        emptied = [] if self._busy else list(self._emptied)
         return await self._deliver(self._plan(everything=bool(emptied)), emptied)
+
+    async def _catch_up(self) -> None:
+        """Before leasing, settle ended and extend running deliveries whose leases may have expired.
+
+        Otherwise a worker whose event loop was blocked would lease its own tasks and run them again. Costs nothing
+        while settling and extending are on time.
+        """
+        loop, third = asyncio.get_running_loop(), self.config.lease / 3000
+        for _ in range(2):
+            now = loop.time()
+            await self._settler.catch_up(now + third)
+            if now - self._lease_extender.asked_at > 2 * third:
+                await self._lease_extender.extend()
+                await self._settler.catch_up(loop.time() + third)  # nothing succeeded while the store was unavailable
+            if loop.time() - now < third:
+                return  # otherwise the loop was blocked meanwhile, or the store slow: other leases may have expired
 
     def _plan(self, *, everything: bool) -> dict[Topic, int]:
         """How many tasks of each topic to request; 0: only its next wake. Paused topics are left out.
@@ -300,9 +295,7 @@ class Worker(LeaseLoop):
         if asked and next(wakes.due(), None) is not None:
             self._waker.kick()
         elif until_empty and await self._nothing_left(leased):
-            for emptied in until_empty:
-                if not emptied.done():
-                    emptied.set_result(None)
+            self._end_waits(until_empty)
         self._waker.look_by(wakes.next_look())
         return wakes.next_wake()
 
@@ -326,9 +319,7 @@ class Worker(LeaseLoop):
         if refused.own is None:
             self._settler.put(delivery, refused.settlement)
         else:
-            starting = begin(self._start_and_settle(delivery, refused.own, refused.settlement), "occurrence")
-            self._starting.add(starting)
-            starting.add_done_callback(self._starting.discard)
+            self._starting.begin(self._start_and_settle(delivery, refused.own, refused.settlement), "occurrence")
         return False
 
     async def _start_and_settle(self, delivery: Delivery, own: NewTask, settlement: Settlement) -> None:
@@ -361,7 +352,7 @@ class Worker(LeaseLoop):
 
     # --- settle
 
-    def _ended(self, delivery: Delivery, ended: Outcome | BaseException | None) -> None:
+    def _ended(self, delivery: Delivery, ended: End) -> None:
         """Settle the outcome of a handler whose delivery is not over yet."""
         record = delivery.record
         self.stats.delivered += 1
@@ -383,7 +374,6 @@ class Worker(LeaseLoop):
         self._settler.put(delivery, decided)
 
     def completed(self, delivery: Delivery) -> None:
-        """See `executor.DeliveryOwner`."""
         delivery.over = True
         self.stats.delivered += 1
         record = delivery.record
@@ -445,31 +435,24 @@ class Worker(LeaseLoop):
             self._settler.put(delivery, release(delivery.record))
 
 
-class AppWorker:
+class AppWorker(Struct, eq=False, kw_only=True):
     """A worker together with its client: opens the client if needed, and enters as the running `Worker`."""
 
-    def __init__(
-        self,
-        client: Client,
-        routes: Mapping[Topic, Route],
-        *,
-        tables: Callable[[], Sequence[TableLoop]],
-        observe: Observer | None,
-        name: str | None,
-        declared: Sequence[Callable[[], NewTask]] = (),
-    ) -> None:
-        self._client = client
-        self._declared = declared
-        self._make = partial(Worker, client, dict(routes), observe=observe, name=name)
-        self._tables = tables
-        self._entered: AsyncExitStack
+    client: Client
+    routes: Mapping[Topic, Route]
+    tables: Callable[[], Sequence[TableLoop]]
+    observe: Observer | None
+    name: str | None
+    declared: Sequence[Callable[[], NewTask]]
+    """The makers of the recurring tasks that the program declares."""
+    _entered: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> Worker:
         async with AsyncExitStack() as entered:
-            await entered.enter_async_context(self._client)
-            worker = self._make(tables=self._tables())
+            await entered.enter_async_context(self.client)
+            worker = Worker(self.client, self.routes, observe=self.observe, name=self.name, tables=self.tables())
             entered.push_async_callback(worker.stop)  # also stops the started parts if a later part fails to start
-            if self._declared:
+            if self.declared:
                 declaring = begin(self._declare(), "declared")
                 entered.push_async_callback(_cancelled, declaring)
             await worker.start()
@@ -477,11 +460,11 @@ class AppWorker:
         return worker
 
     async def _declare(self) -> None:
-        """Add the recurring tasks that the program declares. Those with a running occurrence are tried again."""
-        left = list(self._declared)
+        """Add the declared tasks. Those with a running occurrence are tried again."""
+        left = list(self.declared)
         while left:
             try:
-                left = await self._client.recurring.declare(left)
+                left = await self.client.recurring.declare(left)
             except StoreError as error:
                 _log.warning("declaring %d recurring tasks failed, trying again: %s", len(left), error)
             if left:
