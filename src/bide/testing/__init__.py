@@ -17,20 +17,15 @@ if TYPE_CHECKING:
     from bide.testing.time_machine import Fired, TimeMachine
     from bide.testing.virtual import VirtualClock, VirtualLoop, run_virtual
 
-_MODULE_OF = {
-    "Act": "proxy",
-    "Chunk": "proxy",
-    "FaultProxy": "proxy",
-    "FaultyStore": "faults",
-    "Fired": "time_machine",
-    "ManualClock": "clock",
-    "PlannedFault": "proxy",
-    "TimeMachine": "time_machine",
-    "VirtualClock": "virtual",
-    "VirtualLoop": "virtual",
-    "run_virtual": "virtual",
-    "task_for": "tasks",
+_NAMES = {
+    "clock": ("ManualClock",),
+    "faults": ("FaultyStore",),
+    "proxy": ("Act", "Chunk", "FaultProxy", "PlannedFault"),
+    "tasks": ("task_for",),
+    "time_machine": ("Fired", "TimeMachine"),
+    "virtual": ("VirtualClock", "VirtualLoop", "run_virtual"),
 }
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Act", "Chunk", "FaultProxy", "FaultyStore", "Fired", "ManualClock", "PlannedFault", "TimeMachine", "VirtualClock",

@@ -251,19 +251,16 @@ class Joining(SuiteBase):
         assert await see(store, there) == there
         await self.rests_until(store, NOW + DAY)
 
-    async def test_a_settle_commits_with_the_transaction(self, store: Store, joins: JoinsTransaction) -> None:
+    @pytest.mark.parametrize("fails", [False, True], ids=["commit", "rollback"])
+    async def test_a_settle_shares_the_fate_of_the_transaction(
+        self, store: Store, joins: JoinsTransaction, *, fails: bool
+    ) -> None:
         held = await put_and_take(store)
-        async with joins.transaction() as joined:
+        async with _failing(joins.transaction()) if fails else joins.transaction() as joined:
             assert await joined.settle([done(held, keep_until=KEPT)], now=NOW + SECOND) == [True]
-        assert (await see(store, held)).state is State.DONE
-        assert not await settle(store, done(held))
-
-    async def test_a_rolled_back_settle_leaves_the_lease_live(self, store: Store, joins: JoinsTransaction) -> None:
-        held = await put_and_take(store)
-        async with _failing(joins.transaction()) as joined:
-            assert await joined.settle([done(held)], now=NOW) == [True]
-        assert await see(store, held) == held
-        assert await settle(store, retry(held, In(0)))
+        now_is = await see(store, held)
+        assert (now_is == held, now_is.state is State.DONE) == (fails, not fails)
+        assert await settle(store, retry(held, In(0))) is fails
 
     async def test_a_lost_lease_cannot_be_settled_in_a_transaction_either(
         self, store: Store, joins: JoinsTransaction
