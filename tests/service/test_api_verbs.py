@@ -24,18 +24,10 @@ HOUR = 3_600_000
 
 
 def test_schedule_creates_and_replaces(api: Api, topic: str) -> None:
+    asked = Asked()
     first = api("PUT", at(topic, "42"), {"delay": "1h", "payload": {"number": 42}, "group": "user-7"})
     assert first.answer == (201, "created")
     assert first.headers["etag"] == f'"{first.task["token"]}"'
-    second = api("PUT", at(topic, "42"), {"delay": "2h"})
-    assert second.answer == (200, "replaced")
-    assert second.task["token"] > first.task["token"]
-    assert second.task["id"] != first.task["id"]
-
-
-def test_a_task_shows_all_of_its_fields(api: Api, topic: str) -> None:
-    asked = Asked()
-    api.put(topic, "42", delay="1h", payload={"number": 42}, group="user-7")
     task = api.get(topic, "42")
     asked.check(task.pop("created_at"), 0)
     asked.check(task["due_at"], HOUR)
@@ -46,6 +38,13 @@ def test_a_task_shows_all_of_its_fields(api: Api, topic: str) -> None:
         "topic": topic, "key": "42", "group": "user-7", "state": "waiting", "attempt": 0, "payload": {"number": 42},
         "error": None, "finished_at": None,
     }  # fmt: skip
+    second = api("PUT", at(topic, "42"), {"delay": "2h"})
+    assert second.answer == (200, "replaced")
+    assert second.task["token"] > first.task["token"]
+    assert second.task["id"] != first.task["id"]
+    task = api.get(topic, "42")
+    assert "payload" in task
+    assert task["payload"] is None
 
 
 @pytest.mark.parametrize(
@@ -118,8 +117,7 @@ def test_what_is_done_stays_for_a_while(api: Api, topic: str) -> None:
     api.put(topic, "42", delay="0s")
     [task] = api.lease(topic)
     assert api.settle(task, "done")
-    done = api.get(topic, "42")
-    assert done["state"] == "done"
+    assert api.get(topic, "42")["state"] == "done"
     assert api("PUT", at(topic, "42"), {"delay": "1h", "on_conflict": "keep"}).answer == (200, "kept")
     assert api("DELETE", at(topic, "42")).answer == (409, "finished")
     assert api("PUT", at(topic, "42"), {"delay": "1h"}).answer == (200, "replaced")
@@ -167,11 +165,12 @@ def test_what_was_seen_may_be_written_in_each_of_the_standards_ways(plain: Api, 
 def test_change_only_what_was_seen(api: Api, topic: str, method: str) -> None:
     ask = {"delay": "2h"} if method == "PATCH" else None
     task = api.put(topic, "42")
-    old = f'"{task["token"] - 1}"'
-    reply = api(method, at(topic, "42"), ask, headers={"if-match": old})
+    reply = api(method, at(topic, "42"), ask, headers={"if-match": f'"{task["token"] - 1}"'})
     assert reply.answer == (412, "stale_token")
     assert reply.task == task == api.get(topic, "42")
     assert api(method, at(topic, "42"), ask, headers={"if-match": f'"{task["token"]}"'}).status == 200
+    api.put(topic, "42")
+    assert api(method, at(topic, "42"), ask, headers={"if-match": "*"}).status == 200
 
 
 def test_the_token_may_stand_in_the_body(api: Api, topic: str) -> None:
@@ -219,11 +218,6 @@ def test_a_condition_may_be_weak_or_a_list(plain: Api, topic: str, form: str) ->
     assert plain("DELETE", at(topic, "none"), headers={"if-match": "*"}).answer == (412, "not_found")
 
 
-def test_any_token_will_do(api: Api, topic: str) -> None:
-    api.put(topic, "42")
-    assert api("DELETE", at(topic, "42"), headers={"if-match": "*"}).answer == (200, "cancelled")
-
-
 # --- names
 
 KEYS = ["a/b", "a:b", "a?b=c", "%", "%2F", "..", ".", "a b", "a+b", "a&b", "#", "ü€𝄞", "e\u0301", "k" * 200, "ü" * 100,
@@ -256,32 +250,48 @@ def test_keys_with_more_or_fewer_letters_encoded_are_the_same(plain: Api, topic:
 @pytest.mark.parametrize(
     ("path", "field"),
     [
-        ("/v1/topics/{}/tasks/" + "k" * 201, "key"),
-        ("/v1/topics/{}/tasks/" + "%C3%BC" * 101, "key"),
-        ("/v1/topics/{}/tasks/%00", "key"),
-        ("/v1/topics/{}/tasks/a%0Ab", "key"),
-        ("/v1/topics/{}/tasks/a%E2%80%A8b", "key"),
-        ("/v1/topics/{}/tasks/%FF", "key"),
-        ("/v1/topics/{}/tasks/%ED%A0%80", "key"),
-        ("/v1/topics/{}/tasks/%C0%AF", "key"),
-        ("/v1/topics/{}/tasks/a%zz", "key"),
-        ("/v1/topics/{}/tasks/a%", "key"),
-        ("/v1/topics/{}/tasks/a%4", "key"),
-        ("/v1/topics/%FF{}/tasks/a", "topic"),
-        ("/v1/topics/%0D%0A{}/tasks/a", "topic"),
+        *(
+            (f"{{}}/tasks/{key}", "key")
+            for key in (
+                "k" * 201, "%C3%BC" * 101, "%00", "a%0Ab", "a%E2%80%A8b", "%FF", "%ED%A0%80", "%C0%AF", "a%zz", "a%",
+                "a%4",
+            )
+        ),
+        ("%FF{}/tasks/a", "topic"),
+        ("%0D%0A{}/tasks/a", "topic"),
     ],
-)
+)  # fmt: skip
 def test_names_that_cannot_be(plain: Api, topic: str, path: str, field: str) -> None:
     for method, ask in (("PUT", {"delay": "1h"}), ("GET", None), ("PATCH", {"delay": "1h"}), ("DELETE", None)):
-        reply = plain(method, path.format(topic), ask)
+        reply = plain(method, f"/v1/topics/{path.format(topic)}", ask)
         assert reply.status == 422
         assert reply.json["field"] == field
         assert reply.json["accepted"]
 
 
-def test_the_topic_of_settings_is_nobodys(plain: Api) -> None:
+def test_the_topic_of_settings_is_nobodys(plain: Api, topic: str) -> None:
     for method, ask in (("PUT", {"delay": "1h"}), ("GET", None), ("PATCH", {"delay": "1h"}), ("DELETE", None)):
         assert plain(method, at("bide:settings", "a"), ask).status == 422
+    before = plain.put(topic, "a")
+    batch = [{"topic": one, "key": "a"} for one in (topic, "bide:settings")]
+    held = [{**one, "token": 1} for one in batch]
+    for path, asked in (
+        ("schedule", [{**one, "delay": "2h"} for one in batch]),
+        ("reschedule", [{**one, "delay": "2h"} for one in batch]),
+        *((path, batch) for path in ("fire", "cancel", "redrive")),
+        ("settle", [{**one, "outcome": "done"} for one in held]),
+    ):
+        assert plain("POST", f"/v1/{path}", asked).status == 403
+    for path, asked_of in (
+        ("shift", {"group": "a", "by": "1h", "topic": "bide:settings"}),
+        ("cancel", {"group": "a", "topic": "bide:settings"}),
+        ("lease", {"topics": {topic: 1, "bide:settings": 1}}),
+        ("extend", {"leases": held}),
+    ):
+        assert plain("POST", f"/v1/{path}", asked_of).status in (403, 422)
+    for path in ("tasks", "events"):
+        assert plain("GET", f"/v1/{path}?topic=bide:settings").status == 403
+    assert plain.get(topic, "a") == before
 
 
 # --- payloads
@@ -302,25 +312,15 @@ def test_json_is_kept_byte_for_byte(api: Api, topic: str) -> None:
         assert written in api("POST", "/v1/lease", {"topics": {topic: 1}}).body
 
 
-def test_bytes_are_kept_as_they_are(api: Api, topic: str) -> None:
+def test_bytes_are_kept_as_they_are_and_shown_as_json_where_they_are_that(api: Api, topic: str) -> None:
     for payload in (b"\x00\xff", b"", b"no JSON", b'"\xff"', b"\xff\xfe", bytes(range(256)) * 40):
         encoded = base64.b64encode(payload).decode()
         api.put(topic, "42", payload_base64=encoded)
         task = api.get(topic, "42")
         assert task["payload_base64"] == encoded
         assert "payload" not in task
-
-
-def test_bytes_that_are_json_are_shown_as_such(api: Api, topic: str) -> None:
     api.put(topic, "42", payload_base64=base64.b64encode(b'{"a": 1}').decode())
     assert api.get(topic, "42")["payload"] == {"a": 1}
-
-
-def test_without_a_payload_it_is_null(api: Api, topic: str) -> None:
-    api.put(topic, "42")
-    task = api.get(topic, "42")
-    assert "payload" in task
-    assert task["payload"] is None
 
 
 def test_a_payload_nested_as_deep_as_it_may(plain: Api, topic: str) -> None:
@@ -342,13 +342,6 @@ def test_a_delay_is_text(plain: Api, topic: str, delay: Any, length: int) -> Non
     asked.check(plain.put(topic, "42", delay=delay)["due_at"], length)
 
 
-@pytest.mark.parametrize("delay", [5, 0.5])
-def test_a_bare_number_is_no_length_as_in_python(plain: Api, topic: str, delay: float) -> None:
-    reply = plain("PUT", at(topic, "42"), {"delay": delay})
-    assert (reply.status, reply.json["field"]) == (422, "delay")
-    assert "15m" in reply.json["accepted"]
-
-
 def test_an_instant_has_its_offset(api: Api, topic: str) -> None:
     reply = api("PUT", at(topic, "42"), {"at": "2030-01-31T08:00:00+01:00"})
     assert reply.task["due_at"] == "2030-01-31T07:00:00.000Z"
@@ -357,59 +350,45 @@ def test_an_instant_has_its_offset(api: Api, topic: str) -> None:
     assert millis(past.task["wake_at"]) > millis(past.task["due_at"])
 
 
-@pytest.mark.parametrize(
-    ("ask", "field"),
-    [
-        ({}, "delay"),
-        ({"delay": "1h", "at": "2030-01-31T08:00:00Z"}, "delay"),
-        ({"delay": None}, "delay"),
-        ({"delay": "soon"}, "delay"),
-        ({"delay": "-1h"}, "delay"),
-        ({"delay": "-1s"}, "delay"),
-        ({"delay": 5}, "delay"),
-        ({"delay": True}, "delay"),
-        ({"delay": []}, "delay"),
-        ({"delay": ""}, "delay"),
-        ({"delay": "90000000d"}, "delay"),
-        ({"at": "2030-01-31T08:00:00"}, "at"),
-        ({"at": "2030-02-31T08:00:00Z"}, "at"),
-        ({"at": "1969-01-01T00:00:00Z"}, "at"),
-        ({"at": 1700000000}, "at"),
-        ({"at": "9999-12-31T23:59:59-12:00"}, "at"),
-        ({"delay": "1h", "group": ""}, "group"),
-        ({"delay": "1h", "group": "g" * 201}, "group"),
-        ({"delay": "1h", "group": "a\nb"}, "group"),
-        ({"delay": "1h", "group": 7}, "group"),
-        ({"delay": "1h", "on_conflict": "merge"}, "on_conflict"),
-        ({"delay": "1h", "deadline": "10m"}, "deadline"),
-        ({"delay": "1h", "deadline": "2001-01-01T00:00:00Z"}, "deadline"),
-        ({"delay": "1h", "retry": "often"}, "retry"),
-        ({"delay": "1h", "retry": []}, "retry"),
-        ({"delay": "1h", "retry": ["1s", "soon"]}, "rungs[1]"),
-        ({"delay": "1h", "retry": {"policy": "fixed", "pause": "1s"}}, "retry"),
-        ({"delay": "1h", "retry": {"policy": "fixed", "pause": "1s", "tries": 0}}, "retry"),
-        ({"delay": "1h", "retry": {"policy": "cubic"}}, "retry"),
-        ({"delay": "1h", "retry": {"policy": "exponential", "jitter": 2}}, "retry"),
-        ({"delay": "1h", "headers": {"a": "b\nc"}}, "headers"),
-        ({"delay": "1h", "headers": {"": "b"}}, "headers"),
-        ({"delay": "1h", "headers": {"a": 1}}, "headers"),
-        ({"delay": "1h", "headers": {f"h{n}": "x" * 60 for n in range(100)}}, "headers"),
-        ({"delay": "1h", "payload": 1, "payload_base64": "MQ=="}, "payload"),
-        ({"delay": "1h", "payload_base64": "no base64"}, "payload_base64"),
-        ({"delay": "1h", "payload_base64": "MQ"}, "payload_base64"),
-        ({"delay": "1h", "payload_base64": 1}, "payload_base64"),
-        ({"delay": "1h", "priority": 1}, "priority"),
-        ([], "body"),
-        ("text", "body"),
-        (17, "body"),
+WRONG: dict[str, list[Any]] = {
+    "delay": [None, "soon", "-1h", "-1s", 5, 0.5, True, [], "", "90000000d"],
+    "at": [
+        "2030-01-31T08:00:00", "2030-02-31T08:00:00Z", "1969-01-01T00:00:00Z", 1700000000, "9999-12-31T23:59:59-12:00",
     ],
-    ids=str,
-)  # fmt: skip
+    "group": ["", "g" * 201, "a\nb", 7],
+    "on_conflict": ["merge"],
+    "deadline": ["10m", "2001-01-01T00:00:00Z"],
+    "retry": [
+        "often", [], {"policy": "fixed", "pause": "1s"}, {"policy": "fixed", "pause": "1s", "tries": 0},
+        {"policy": "cubic"}, {"policy": "exponential", "jitter": 2},
+    ],
+    "headers": [{"a": "b\nc"}, {"": "b"}, {"a": 1}, {f"h{n}": "x" * 60 for n in range(100)}],
+    "payload_base64": ["no base64", "MQ", 1],
+    "priority": [1],
+}  # fmt: skip
+"""By field, its values."""
+WRONG_ASKS: list[tuple[Any, str]] = [
+    *(
+        ({field: value} if field in ("delay", "at") else {"delay": "1h", field: value}, field)
+        for field, values in WRONG.items()
+        for value in values
+    ),
+    ({}, "delay"),
+    ({"delay": "1h", "at": "2030-01-31T08:00:00Z"}, "delay"),
+    ({"delay": "1h", "retry": ["1s", "soon"]}, "rungs[1]"),
+    ({"delay": "1h", "payload": 1, "payload_base64": "MQ=="}, "payload"),
+    ([], "body"),
+    ("text", "body"),
+    (17, "body"),
+]
+
+
+@pytest.mark.parametrize(("ask", "field"), WRONG_ASKS, ids=str)
 def test_what_is_wrong_is_named(plain: Api, topic: str, ask: Any, field: str) -> None:
     reply = plain("PUT", at(topic, "42"), ask)
     assert reply.status == 422
     assert reply.json["field"].startswith((field, f"at, {field}"))
-    assert reply.json["accepted"]
+    assert ("15m" in reply.json["accepted"]) if ask in ({"delay": 5}, {"delay": 0.5}) else reply.json["accepted"]
     assert plain.get(topic, "42") is None
 
 
@@ -507,7 +486,8 @@ def test_every_path_says_its_methods(plain: Api) -> None:
         for method in {"GET", "PUT", "POST", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"} - allowed:
             reply = plain(method, path.format(topic="a", key="b"))
             assert reply.status == 405
-            assert allowed <= set(reply.headers["allow"].split(", ")) <= {*allowed, "HEAD"}
+            named = set(reply.headers["allow"].split(", "))
+            assert named == allowed | ({"HEAD"} if "GET" in allowed else set())
             assert reply.json["field"] == "method"
 
 
@@ -523,15 +503,6 @@ def test_head_is_get_without_the_body(plain: Api, topic: str) -> None:
 
 def test_a_head_of_the_events_ends(plain: Api) -> None:
     assert plain("HEAD", "/v1/events").body == b""
-
-
-@pytest.mark.parametrize(
-    "limit", ["0", "1001", "00001", "000011000000", "0001" + "9" * 30, "1" * 5_004, "-1", "+1", "１"]
-)
-def test_a_limit_is_a_number_of_four_digits(plain: Api, limit: str) -> None:
-    reply = plain("GET", f"/v1/tasks?limit={quote(limit)}")
-    assert reply.status == 422
-    assert reply.json["field"] == "limit"
 
 
 # --- bodies
@@ -679,11 +650,6 @@ def test_an_unknown_field_is_named_with_the_nearest_there_is(plain: Api, topic: 
     reply = plain("POST", "/v1/schedule", [item, {**item, "xyzzy": 1}])
     assert (reply.status, reply.json["field"]) == (422, "[1].xyzzy")
     assert "on_conflict" in reply.json["detail"]
-
-
-def test_where_get_is_allowed_head_is(plain: Api, topic: str) -> None:
-    for path in (at(topic, "42"), "/v1/tasks", "/healthz"):
-        assert {"GET", "HEAD"} <= set(plain("PROPFIND", path).headers["allow"].split(", "))
 
 
 @pytest.mark.parametrize(

@@ -139,8 +139,7 @@ def test_more_than_a_page_at_once_is_told_whole_and_a_quiet_topic_has_no_gap(
 ) -> None:
     monkeypatch.setattr(streaming, "_PAGE", 5)
     quiet = f"{topic}.quiet"
-    with running("memory:", **KEPT) as service, streamed(service) as stream:
-        api = Api(service.url)
+    with running("memory:", **KEPT) as service, closing(Api(service.url)) as api, streamed(service) as stream:
         api.put(quiet, "42")
         api.done("DELETE", at(quiet, "42"))
         last = stream.next()[0]
@@ -152,12 +151,10 @@ def test_more_than_a_page_at_once_is_told_whole_and_a_quiet_topic_has_no_gap(
             api.done("DELETE", at(quiet, "43"))
             kind, told = back.next()[1:]
             assert (kind, told["key"]) == ("change", "43"), "and no gap"
-        api.close()
 
 
 def test_a_line_that_is_written_late_is_told_to_who_comes_back(topic: str) -> None:
-    with running("memory:", **KEPT) as service:
-        api = Api(service.url)
+    with running("memory:", **KEPT) as service, closing(Api(service.url)) as api:
         with streamed(service, topic) as stream:
             api.put(topic, "42")
             api.done("DELETE", at(topic, "42"))
@@ -168,14 +165,12 @@ def test_a_line_that_is_written_late_is_told_to_who_comes_back(topic: str) -> No
         service.run(store.record([late]))
         with streamed(service, topic, last) as back:
             assert back.next()[2]["key"] == "43"
-        api.close()
 
 
 def test_more_than_the_log_keeps_is_a_gap(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "_PAGE", 5)
     monkeypatch.setattr(streaming, "_LOG", 5)
-    with running("memory:", **KEPT) as service, streamed(service) as stream:
-        api = Api(service.url)
+    with running("memory:", **KEPT) as service, closing(Api(service.url)) as api, streamed(service) as stream:
         api.put(topic, "first")
         api.done("DELETE", at(topic, "first"))
         assert stream.next()[1] == "change"
@@ -183,7 +178,6 @@ def test_more_than_the_log_keeps_is_a_gap(topic: str, monkeypatch: pytest.Monkey
         api.done("POST", "/v1/cancel", [{"topic": topic, "key": str(key)} for key in range(20)])
         assert stream.next()[1] == "gap"
         assert [stream.next()[1] for _ in range(5)] == ["change"] * 5
-        api.close()
 
 
 async def test_a_listener_that_is_too_far_behind_has_a_gap_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +202,7 @@ def test_a_query_that_cannot_be(plain: Api) -> None:
 
 
 def test_a_caller_who_gives_up_and_a_stream_are_counted() -> None:
-    with running("memory:") as service:
-        api = Api(service.url)
+    with running("memory:") as service, closing(Api(service.url)) as api:
         gives_up = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=PATIENCE)
         ask = {"topics": {"t": 1}, "wait": "60s"}
         gives_up.request("POST", "/v1/lease", json.dumps(ask), {"content-type": "application/json"})
@@ -224,7 +217,6 @@ def test_a_caller_who_gives_up_and_a_stream_are_counted() -> None:
                 return all(one in text for one in expected)
 
             wait_until(counted, "both counts")
-        api.close()
 
 
 START: Millis = 1_900_000_000_000
@@ -424,6 +416,7 @@ async def test_nobody_keeps_it_beyond_its_grace_and_no_webhook_begins_after_the_
             heavy = [{"topic": "big", "key": str(n), "delay": "1h", "payload": BIG} for n in range(60)]
             await asyncio.to_thread(api.done, "POST", "/v1/schedule", heavy)
             await asyncio.to_thread(api.done, "POST", "/v1/schedule", ticks)
+            api.close()
             host, port = urlsplit(url).hostname, urlsplit(url).port
             reading, silent = await asyncio.open_connection(host, port, limit=1)
             silent.write(b"GET /v1/tasks?topic=big&limit=1000 HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -445,4 +438,3 @@ async def test_nobody_keeps_it_beyond_its_grace_and_no_webhook_begins_after_the_
             assert await process.wait() == 0
             for writer in (silent, slow):
                 writer.close()
-            api.close()

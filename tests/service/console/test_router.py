@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.insight.dying import let_die
 from tests.servers.fixtures import StartsRedis
 from tests.service.calling import Running, running
 from tests.service.console.browsing import Browser
@@ -14,7 +15,10 @@ from tests.service.console.conftest import Visit
 from tests.service.test_access import make
 from tests.waiting import wait_until
 
+from bide import Bide, Every
 from bide.core.errors import OutcomeUnknown, StoreCorrupt, StoreFull, StoreUnavailable
+from bide.core.names import new_id
+from bide.service.authz import Verb
 from bide.service.console import router
 from bide.service.console.sessions import COOKIE
 from bide.stores.memory import MemoryStore
@@ -119,10 +123,12 @@ def test_too_many_fields(browser: Browser) -> None:
 def test_what_changes_something_must_come_from_our_page(one: Running, browser: Browser, visit: Visit) -> None:
     browser.get("/tasks")
     csrf = browser.get("/tasks").csrf
-    for fields in ({}, {"csrf": ""}, {"csrf": csrf[:-1] + ("A" if csrf[-1] != "A" else "B")}, {"csrf": "é"}):
-        page = browser.post("/changes", fields)
-        assert page.status == 403
-        assert "this form belongs to another session" in page.text
+    for path in ("/changes", f"/changes/{new_id()}/stop", "/topics/t/pause", "/topics/t/resume", "/recurring"):
+        for fields in ({}, {"csrf": ""}, {"csrf": csrf[:-1] + ("A" if csrf[-1] != "A" else "B")}, {"csrf": "é"}):
+            page = browser.post(path, fields)
+            assert page.status == 403
+            assert "this form belongs to another session" in page.text
+    assert one.run(one.app.paused()) == {}
     for headers in (
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},
@@ -136,6 +142,65 @@ def test_what_changes_something_must_come_from_our_page(one: Running, browser: B
     assert other.post("/changes", {"csrf": csrf}).status == 403
     assert browser.post("/changes", {"csrf": csrf, "verb": "none"}).status == 422
     assert browser("POST", "/changes", b"\x00\xff", {"content-type": "multipart/form-data"}).status == 422
+
+
+PAGES = ("/", "/overview/live", "/topics", "/timeline", "/tasks", "/dead?fresh=yes", "/recurring", "/changes")
+OF_A_TOPIC = (
+    "/topics/{}", "/timeline?topic={}", "/tasks?topic={}", "/tasks/{}/1", "/tasks/{}/1/live", "/tasks/{}/1/payload",
+    "/tasks/{}/none", "/dead?topic={}", "/dead?topic={}&error=x", "/dead?topic={}&list=yes", "/recurring?topic={}",
+    "/recurring/{}/recurs",
+)  # fmt: skip
+
+
+async def _work(app: Bide, topic: str) -> None:
+    """Something of everything."""
+    await app.schedule_many([app.new(topic, key=key, delay="1h") for key in ("1", "2")])
+    await app.recurring.add(topic, Every("1h"), key="recurs")
+    await let_die(app, topic, {"dead": f"broken {topic}"})
+    await app.pause(topic)
+    await app.history.flush()
+
+
+def test_everybody_sees_their_own_topics_alone(visit: Visit) -> None:
+    with running("memory:") as one:
+        for topic in ("shop.order", "bank.payment"):
+            one.run(_work(one.app, topic))
+        whole, shop, blind = (
+            one.run(make(one.app, name, frozenset({verb}), (topics,)))[1]
+            for name, verb, topics in (
+                ("whole", Verb.READ, "*"), ("shop", Verb.READ, "shop.*"), ("blind", Verb.SCHEDULE, "*"),
+            )
+        )  # fmt: skip
+        browser = visit(one)
+        for path in PAGES:
+            assert browser.get(path).status == 303, "to the login"
+        browser.log_in(blind)
+        for path in PAGES:
+            page = browser.get(path)
+            assert page.status == 403, path
+            assert "may not read over all topics" in page.text
+            assert b"bank" not in page.body
+
+        browser.log_in(whole)
+        counted = {series["name"]: sum(series["counts"]) for series in browser.get("/timeline").chart["series"]}
+        assert counted.keys() == {"shop.order", "bank.payment"}
+        browser.log_in(shop)
+        for path in PAGES:
+            page = browser.get(path)
+            assert page.status == 200, path
+            assert b"bank" not in page.body, path
+            assert b"shop.order" in page.body or path == "/changes"
+        for path in OF_A_TOPIC:
+            page = browser.get(path.format("bank.payment"))
+            assert page.status == 403, path
+            assert "may not read on topic" in page.text
+            assert "bank.payment" in page.text
+        [series] = browser.get("/timeline").chart["series"]
+        assert sum(series["counts"]) == counted["shop.order"]
+        page = browser.get("/dead")
+        assert "1 dead task " in page.words
+        assert "/changes" not in page.actions, "who may read may not redrive"
+        assert "Redrive the ticked ones" not in browser.get("/dead?topic=shop.order&list=yes").words
 
 
 def test_a_name_that_leads_here_is_not_ours(browser: Browser) -> None:
