@@ -33,18 +33,16 @@ from bide.service.health import Level
 from bide.service.serving import ServeConfig, TopicConfig, WebhooksConfig
 
 
-def test_an_empty_store_says_what_to_do_first(url: str, visit: Visit) -> None:
-    with running(url) as one:
-        browser = visit(one)
-        page = shown(browser)
-        assert "There is nothing here yet" in page.words
-        assert f"curl -X PUT {one.url}/v1/topics/hello/tasks/1 " in page.words
-        [command] = re.findall(r"-d '(\{.*?\})'", page.words)
-        reply = browser.api("PUT", "/v1/topics/hello/tasks/1", body=command.encode())
-        assert reply.status == 201, reply
-        page = shown(browser)
-        assert "There is nothing here yet" not in page.words
-        assert "Pending 1 " in page.words
+def test_an_empty_store_says_what_to_do_first(one: Running, browser: Browser) -> None:
+    page = shown(browser)
+    assert "There is nothing here yet" in page.words
+    assert f"curl -X PUT {one.url}/v1/topics/hello/tasks/1 " in page.words
+    [command] = re.findall(r"-d '(\{.*?\})'", page.words)
+    reply = browser.api("PUT", "/v1/topics/hello/tasks/1", body=command.encode())
+    assert reply.status == 201, reply
+    page = shown(browser)
+    assert "There is nothing here yet" not in page.words
+    assert "Pending 1 " in page.words
 
 
 def test_what_it_shows(url: str, visit: Visit) -> None:
@@ -211,28 +209,26 @@ def test_it_is_sorted_as_the_address_says(browser: Browser) -> None:
         assert sorted(order(f"/topics?sort=-{column}")) == ["a", "b", "c"]
 
 
-def test_pause_and_resume_by_their_buttons(url: str, visit: Visit) -> None:
-    with running(url) as one:
-        browser = visit(one)
-        browser.api.put("t", "k", delay="0s")
-        page = shown(browser, "/topics")
-        assert page.actions == ["/topics/t/pause"]
-        page = browser.send([("from", "list"), ("sort", "-due")], "/topics/t/pause")
-        assert browser.where == "/topics?sort=-due&done=paused&of=t"
-        assert "t : It is paused: its tasks are not delivered" in page.words
-        assert page.actions == ["/topics/t/resume"]
-        assert one.run(one.app.paused())["t"].who == "anonymous"
-        assert browser.api.done("POST", "/v1/lease", {"topics": {"t": 1}}) == {"tasks": [], "paused": ["t"]}
-        page = shown(browser, "/topics/t")
-        assert "Paused Since" in page.words
-        assert "paused by anonymous ." in page.words
-        assert "It was already paused; nothing changed." in browser.send([], "/topics/t/pause").words
-        page = browser.send([], "/topics/t/resume")
-        assert browser.where == "/topics/t?done=resumed"
-        assert "It is resumed:" in page.words
-        assert page.actions == ["/topics/t/pause"]
-        assert "It was not paused; nothing changed." in browser.send([], "/topics/t/resume").words
-        assert len(browser.api.lease("t")) == 1
+def test_pause_and_resume_by_their_buttons(one: Running, browser: Browser) -> None:
+    browser.api.put("t", "k", delay="0s")
+    page = shown(browser, "/topics")
+    assert page.actions == ["/topics/t/pause"]
+    page = browser.send([("from", "list"), ("sort", "-due")], "/topics/t/pause")
+    assert browser.where == "/topics?sort=-due&done=paused&of=t"
+    assert "t : It is paused: its tasks are not delivered" in page.words
+    assert page.actions == ["/topics/t/resume"]
+    assert one.run(one.app.paused())["t"].who == "anonymous"
+    assert browser.api.done("POST", "/v1/lease", {"topics": {"t": 1}}) == {"tasks": [], "paused": ["t"]}
+    page = shown(browser, "/topics/t")
+    assert "Paused Since" in page.words
+    assert "paused by anonymous ." in page.words
+    assert "It was already paused; nothing changed." in browser.send([], "/topics/t/pause").words
+    page = browser.send([], "/topics/t/resume")
+    assert browser.where == "/topics/t?done=resumed"
+    assert "It is resumed:" in page.words
+    assert page.actions == ["/topics/t/pause"]
+    assert "It was not paused; nothing changed." in browser.send([], "/topics/t/resume").words
+    assert len(browser.api.lease("t")) == 1
 
 
 def test_who_may_see_and_do_what(one: Running, visit: Visit) -> None:
@@ -263,17 +259,15 @@ def test_who_may_see_and_do_what(one: Running, visit: Visit) -> None:
     assert one.run(one.app.paused())["mine.a"].who == "pauser"
 
 
-def test_a_topic_that_nobody_works_on_says_so(url: str, visit: Visit) -> None:
-    with running(url) as one:
-        browser = visit(one)
-        browser.api.put("left", "k", delay="0s")
-        page = shown(browser, "/topics/left")
-        assert "No worker handles this topic Its oldest task has been due for" in page.words
-        assert "no worker reported this topic in the last day" in page.words, "and how the service would try again"
-        assert "and 0 more" not in page.words
-        assert "then dead: 12 tries in all" in page.words
-        assert "left no worker" in shown(browser, "/topics").words
-        assert {"/tasks?topic=left", "/dead?topic=left", "/timeline?topic=left"} <= set(page.hrefs)
+def test_a_topic_that_nobody_works_on_says_so(browser: Browser) -> None:
+    browser.api.put("left", "k", delay="0s")
+    page = shown(browser, "/topics/left")
+    assert "No worker handles this topic Its oldest task has been due for" in page.words
+    assert "no worker reported this topic in the last day" in page.words, "and how the service would try again"
+    assert "and 0 more" not in page.words
+    assert "then dead: 12 tries in all" in page.words
+    assert "left no worker" in shown(browser, "/topics").words
+    assert {"/tasks?topic=left", "/dead?topic=left", "/timeline?topic=left"} <= set(page.hrefs)
 
 
 @pytest.mark.parametrize("url", ["sqlite", "redis"], indirect=True)
