@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from msgspec.structs import replace
+from tests.fuzz.tasks import SOUND
+
 from bide import Bide, Done, Retry, Task
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
@@ -18,18 +21,12 @@ NOON: Millis = 29_000_000 * MINUTE
 
 
 def record(**fields: Any) -> Record:
-    given: dict[str, Any] = {
-        "topic": "order.close", "key": "42", "id": "now", "group": None, "state": State.WAITING, "due_at": NOON,
-        "wake_at": NOON, "planned_at": 0, "attempt": 0, "failures": 0, "losses": 0, "token": 1, "holder": None,
-        "payload": b"", "options": b"", "deadline": None, "error": None, "created_at": NOON - MINUTE,
-        "finished_at": None, "keep_until": None,
-    }  # fmt: skip
-    return Record(**given | fields)
+    given = {"id": "now", "due_at": NOON, "wake_at": NOON, "planned_at": 0, "attempt": 0, "token": 1}
+    return replace(SOUND, **{**given, "created_at": NOON - MINUTE, **fields})
 
 
 def event(kind: EventKind, at: Millis, **fields: Any) -> Event:
-    given: dict[str, Any] = {"topic": "order.close", "key": "42", "id": "now", "kind": kind, "at": at}
-    return Event(**given | fields)
+    return Event(**{"topic": SOUND.topic, "key": SOUND.key, "id": "now", "kind": kind, "at": at, **fields})
 
 
 def retry(attempt: int, began: Millis, ended: Millis, again: Millis, error: str = "broken") -> Event:

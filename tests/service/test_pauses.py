@@ -31,6 +31,12 @@ def pause_of(topic: str) -> str:
 
 
 @pytest.fixture
+def service(small: Running) -> Running:
+    """Of the stores, tests/engine/test_pauses.py pauses on each."""
+    return small
+
+
+@pytest.fixture
 def topic(api: Api) -> Iterator[str]:
     """One that no other test has, and that is not left paused on the instance that all share."""
     name = f"topic.{secrets.token_hex(6)}"

@@ -11,9 +11,9 @@ import re
 import signal
 import socket
 import sys
-import threading
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,13 @@ def test_a_heartbeat_and_the_end(topic: str, monkeypatch: pytest.MonkeyPatch) ->
             assert block == [": still here"]
 
 
+def cancel_twenty(api: Api, topic: str) -> None:
+    """At once."""
+    refs = [{"topic": topic, "key": str(key)} for key in range(20)]
+    api.done("POST", "/v1/schedule", [{**ref, "delay": "1h"} for ref in refs])
+    api.done("POST", "/v1/cancel", refs)
+
+
 def test_more_than_a_page_at_once_is_told_whole_and_a_quiet_topic_has_no_gap(
     topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,8 +150,7 @@ def test_more_than_a_page_at_once_is_told_whole_and_a_quiet_topic_has_no_gap(
         api.put(quiet, "42")
         api.done("DELETE", at(quiet, "42"))
         last = stream.next()[0]
-        api.done("POST", "/v1/schedule", [{"topic": topic, "key": str(key), "delay": "1h"} for key in range(20)])
-        api.done("POST", "/v1/cancel", [{"topic": topic, "key": str(key)} for key in range(20)])
+        cancel_twenty(api, topic)
         assert [stream.next()[1] for _ in range(20)] == ["change"] * 20
         with streamed(service, quiet, last) as back:
             api.put(quiet, "43")
@@ -174,8 +180,7 @@ def test_more_than_the_log_keeps_is_a_gap(topic: str, monkeypatch: pytest.Monkey
         api.put(topic, "first")
         api.done("DELETE", at(topic, "first"))
         assert stream.next()[1] == "change"
-        api.done("POST", "/v1/schedule", [{"topic": topic, "key": str(key), "delay": "1h"} for key in range(20)])
-        api.done("POST", "/v1/cancel", [{"topic": topic, "key": str(key)} for key in range(20)])
+        cancel_twenty(api, topic)
         assert stream.next()[1] == "gap"
         assert [stream.next()[1] for _ in range(5)] == ["change"] * 5
 
@@ -252,10 +257,7 @@ def given(one: Running, *verbs: Verb, **more: Any) -> tuple[Token, str]:
 
 
 def revoke(one: Running, token: Token) -> None:
-    async def work(app: Bide) -> None:
-        assert await tokens_of(app).revoke(token.id)
-
-    one.run(work(one.app))
+    assert one.run(tokens_of(one.app).revoke(token.id))
 
 
 @contextmanager
@@ -292,29 +294,26 @@ def test_a_stream_that_is_never_silent_ends_with_its_token(
         wait_until(lambda: not told(), "the end of the stream")
 
 
-def waiting(one: Running, text: str) -> tuple[threading.Thread, list[Reply]]:
+@contextmanager
+def waiting(one: Running, text: str) -> Iterator[Future[Reply]]:
     """A lease that waits in the long poll."""
-    replies: list[Reply] = []
-
-    def ask() -> None:
-        with closing(Api(one.url, text)) as api:
-            replies.append(api("POST", "/v1/lease", {"topics": {TOPIC: 1}, "wait": "60s", "lease_for": "1h"}))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    wait_until(lambda: one.serving._long_poll.waiting == 1, "the lease to wait")
-    return thread, replies
+    with closing(Api(one.url, text)) as api, ThreadPoolExecutor(1) as thread:
+        asked = {"topics": {TOPIC: 1}, "wait": "60s", "lease_for": "1h"}
+        reply = thread.submit(api, "POST", "/v1/lease", asked)
+        wait_until(lambda: one.serving._long_poll.waiting == 1, "the lease to wait")
+        yield reply
 
 
 def test_a_lease_that_waits_ends_with_its_token(one: Running, root: Api) -> None:
     token, text = given(one, Verb.WORK)
-    thread, replies = waiting(one, text)
-    revoke(one, token)
-    with closing(Api(one.url, text)) as api:
-        wait_until(lambda: api("POST", "/v1/lease", {"topics": {TOPIC: 1}}).status == 401, "the token to be refused")
-    root.put(TOPIC, "42", delay="0s", payload="secret")
-    thread.join(PATIENCE)
-    assert [reply.status for reply in replies] == [401]
+    with waiting(one, text) as reply:
+        revoke(one, token)
+        with closing(Api(one.url, text)) as api:
+            wait_until(
+                lambda: api("POST", "/v1/lease", {"topics": {TOPIC: 1}}).status == 401, "the token to be refused"
+            )
+        root.put(TOPIC, "42", delay="0s", payload="secret")
+        assert reply.result(PATIENCE).status == 401
     task = root.get(TOPIC, "42")
     assert (task["state"], task["attempt"]) == ("waiting", 0)
 
@@ -323,11 +322,10 @@ def test_what_is_handed_out_too_late_is_given_back(one: Running, root: Api, cloc
     """The token has expired, and nobody has asked since."""
     _, text = given(one, Verb.WORK, expires_at=START + 1_000)
     access.FRESH = 60.0
-    thread, replies = waiting(one, text)
-    clock.advance(1_000)
-    root.put(TOPIC, "42", delay="0s")
-    thread.join(PATIENCE)
-    assert [reply.status for reply in replies] == [401]
+    with waiting(one, text) as reply:
+        clock.advance(1_000)
+        root.put(TOPIC, "42", delay="0s")
+        assert reply.result(PATIENCE).status == 401
     wait_until(lambda: root.get(TOPIC, "42")["state"] == "waiting", "the task to be given back")
     assert root.get(TOPIC, "42")["attempt"] == 0
 

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -44,29 +45,16 @@ def api(browser: Browser) -> Api:
     return browser.api
 
 
-@pytest.fixture
-def topic() -> str:
-    """One that no other test has."""
-    return f"topic.{secrets.token_hex(6)}"
-
-
-def fill(one: Running, topic: str, number: int, **more: str) -> None:
-    async def work() -> None:
-        app = one.app
-        await app.schedule_many([app.new(topic, n, key=f"k{n:03}", **{"delay": "2h", **more}) for n in range(number)])  # type: ignore[arg-type]
-
-    one.run(work())
+def fill(one: Running, topic: str, number: int, **more: Any) -> None:
+    how = {"delay": "2h", **more}
+    one.run(one.app.schedule_many([one.app.new(topic, n, key=f"k{n:03}", **how) for n in range(number)]))
 
 
 def seen(one: Running, topic: str, key: str) -> tuple[str, str]:
     """The field of a form that names this task as it now is."""
-
-    async def work() -> str:
-        task = await one.app.get(topic, key)
-        assert task is not None
-        return ref_field(task.record)
-
-    return "ref", one.run(work())
+    task = one.run(one.app.get(topic, key))
+    assert task is not None
+    return "ref", ref_field(task.record)
 
 
 def noted(one: Running, topic: str, key: str, what: str) -> Event:

@@ -11,9 +11,7 @@ from tests.service.console.conftest import Visit
 from tests.service.test_access import make
 
 from bide.core.instants import Millis
-from bide.engine.settings_store import SettingsStore
-from bide.service.access import FRESH
-from bide.service.authz import Tokens, Verb
+from bide.service.authz import Verb
 from bide.service.console.sessions import COOKIE
 from bide.testing import ManualClock
 
@@ -140,22 +138,6 @@ def test_a_session_that_ends_while_a_page_is_open(
     form = browser.post("/changes", {"verb": "cancel"}, referer=f"http://{browser.host}/tasks?state=due")
     assert led_to(form) == "/login?next=%2Ftasks%3Fstate%3Ddue"
     assert led_to(browser.get("/tasks")) == "/login?next=%2Ftasks"
-
-
-def test_a_session_ends_with_its_token(one: Running, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    token, header = one.run(make(one.app, "ann"))
-    one.run(make(one.app, "bo"))
-    assert browser.log_in(header).status == 200
-    one.run(Tokens(SettingsStore(one.app.store, one.app.clock)).revoke(token.id))
-    one.run(_as_if_later(one))
-    assert led_to(browser.get("/tasks")) == "/login?next=%2Ftasks"
-
-
-async def _as_if_later(one: Running) -> None:
-    """What is known of the tokens is as old as it may get."""
-    assert one.serving.service is not None
-    access = one.serving.service._access
-    access._read_at -= FRESH
 
 
 @pytest.mark.parametrize(

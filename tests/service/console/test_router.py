@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.insight.dying import let_die
-from tests.servers.fixtures import StartsRedis
-from tests.service.calling import Running, running
+from tests.service.calling import Gated, Running, running
 from tests.service.console.browsing import Browser
 from tests.service.console.conftest import Visit
 from tests.service.test_access import make
@@ -254,13 +251,16 @@ def test_errors_of_the_store_are_pages(visit: Visit, error: Exception, status: i
 
 def test_a_silent_store_is_told_in_time(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
     assert SHIPPED <= 2
-    store = FaultyStore(MemoryStore())
+    store = Gated()
     with running(store) as one:
         browser = visit(one)
-        assert browser.get("/tasks").status == 200
         with monkeypatch.context() as patch:
             patch.setattr(router, "PATIENCE", 0.2)
-            store.latency = lambda name: 3_600.0 if name == "get" else 0.0
+            store.held |= {"find", "get", "tally"}
+            assert browser.get("/tasks").status == 503, "also for whoever comes first: before any token was read"
+            store.held.clear()
+            wait_until(lambda: browser.get("/tasks").status == 200, "the page, by itself")
+            store.held.add("get")
             page = browser.get("/tasks/a/b")
             part = browser("GET", "/tasks/a/b/live", headers={"hx-request": "true"})
         assert page.status == 503
@@ -270,40 +270,8 @@ def test_a_silent_store_is_told_in_time(visit: Visit, monkeypatch: pytest.Monkey
         assert part.status == 200
         assert "The store does not answer" in part.text
         assert not part.all("html")
-        store.latency = None
+        store.held.clear()
         wait_until(lambda: browser.get("/tasks").status == 200, "the page, by itself")
-
-
-def test_a_redis_that_stands_still(redis_server: StartsRedis, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for whoever comes first: before any token was read."""
-    server = redis_server()
-    with running(f"{server.url}?shards=2") as one:
-        browser = visit(one)
-        server.pause()
-        with monkeypatch.context() as patch:
-            patch.setattr(router, "PATIENCE", 0.2)
-            for path in ("/tasks/order.close/42", "/tasks?state=dead"):
-                page = browser.get(path)
-                assert page.status == 503
-                assert "The store" in page.text
-        server.resume()
-        wait_until(lambda: browser.get("/tasks").status == 200, "the page, by itself")
-        server.pause()
-        with monkeypatch.context() as patch:
-            patch.setattr(router, "PATIENCE", 0.2)
-            assert browser.get("/tasks?state=dead").status == 503
-        server.resume()
-        wait_until(lambda: browser.get("/tasks?state=dead").status == 200, "the page, by itself")
-
-
-def test_a_sqlite_file_that_somebody_has_locked(tmp_path: Path, visit: Visit) -> None:
-    with running(f"sqlite:///{tmp_path}/tasks.db") as one:
-        browser = visit(one)
-        other = sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        assert browser.get("/tasks").status == 200, "looking waits for no writer"
-        other.execute("ROLLBACK")
-        other.close()
 
 
 def test_who_is_refused_stands_in_the_log(caplog: pytest.LogCaptureFixture, visit: Visit) -> None:

@@ -48,18 +48,14 @@ class World:
         return task
 
     def schedule(self, payload: object, key: str = "4711", **options: Any) -> None:
-        self.service.run(_schedule(self.service.app, payload, key, options))
+        when = {} if "at" in options else {"delay": "0s"}
+        self.service.run(self.service.app.schedule(TOPIC, payload, key=key, **when | options))
 
     def flush(self) -> None:
         self.service.run(self.service.app.history.flush())
 
     def close(self) -> None:
         self.browser.close()
-
-
-async def _schedule(app: Bide, payload: object, key: str, options: Any) -> None:
-    when = {} if "at" in options else {"delay": "0s"}
-    await app.schedule(TOPIC, payload, key=key, **when | options)
 
 
 @pytest.fixture
@@ -471,8 +467,8 @@ def look(browser: Browser, **query: Any) -> Page:
     return page
 
 
-async def put(app: Bide, topic: str, count: int, at: Millis) -> None:
-    await app.schedule_many([app.new(topic, None, at=as_datetime(at)) for _ in range(count)])
+def put(one: Running, topic: str, count: int, at: Millis) -> None:
+    one.run(one.app.schedule_many([one.app.new(topic, None, at=as_datetime(at)) for _ in range(count)]))
 
 
 def test_the_timeline_of_a_store_from_empty_to_a_peak(url: str, visit: Visit) -> None:
@@ -485,12 +481,12 @@ def test_the_timeline_of_a_store_from_empty_to_a_peak(url: str, visit: Visit) ->
         now = service.app.clock.now()
         hour = now - now % HOUR
         peak = hour + 8 * HOUR
-        service.run(put(service.app, "coupon.remind", 400, peak))
-        service.run(put(service.app, "order.close", 12, peak))
-        service.run(put(service.app, "order.close", 30, peak + 5 * MINUTE))
-        service.run(put(service.app, "overdue", 3, now - HOUR))
+        put(service, "coupon.remind", 400, peak)
+        put(service, "order.close", 12, peak)
+        put(service, "order.close", 30, peak + 5 * MINUTE)
+        put(service, "overdue", 3, now - HOUR)
         for number in range(10):
-            service.run(put(service.app, f"small.{number}", 1, hour + 3 * HOUR))
+            put(service, f"small.{number}", 1, hour + 3 * HOUR)
 
         until = {"from": hour + 7 * HOUR, "until": hour + 9 * HOUR, "rate": 100}
         found = look(browser, **until)
@@ -590,7 +586,7 @@ def test_the_past_stands_behind_it_and_says_how_fast_it_can_go(visit: Visit) -> 
         for count in (600, 1):  # in the second minute some of the first one's are left
             service.run(happened(service.app, planned, count))
             clock.advance(MINUTE)
-        service.run(put(service.app, "slow", 100, clock.now() + HOUR - MINUTE))
+        put(service, "slow", 100, clock.now() + HOUR - MINUTE)
         browser = visit(service)
         page = look(browser, span="hour")
         past = page.chart["past"]

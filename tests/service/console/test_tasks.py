@@ -246,27 +246,8 @@ def test_an_empty_store_and_a_key_of_a_topic_that_was_not_there_a_moment_ago(emp
 
 def test_names_that_paths_and_forms_would_change(empty: Running, visit: Visit) -> None:
     browser = visit(empty)
-    names = [
-        ".",
-        "..",
-        "a/b",
-        "a%2Fb",
-        "?",
-        "#",
-        "a b",
-        " a",
-        "a ",
-        "+",
-        "&",
-        "=",
-        ";",
-        "é",
-        "订单",
-        "@",
-        "a@1",
-        '"',
-        "'",
-    ]
+    changed_in_paths = [".", "..", "a/b", "a%2Fb", "?", "#", "a b", " a", "a ", ";", "é", "订单", "@", "a@1"]
+    names = [*changed_in_paths, "+", "&", "=", '"', "'"]
     for name in names:
         browser.api.put(name, name, group=name)
     for name in names:

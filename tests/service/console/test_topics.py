@@ -146,16 +146,11 @@ def shown(browser: Browser, path: str = "/", status: int = 200) -> Page:
     return page
 
 
-def write_past(one: Running, minutes_ago: int, **topics: DeliveryCounts) -> None:
+async def write_past(app: Bide, minutes_ago: int, **topics: DeliveryCounts) -> None:
     """As if a process had written it then."""
-
-    async def write() -> None:
-        minute = one.app.clock.now() // MINUTE - minutes_ago
-        kept = SettingsStore(one.app.store, one.app.clock, SHOWN_TOPIC)
-        row = _encode(MinuteRow(0, topics))
-        await kept.put(f"minute:{minute}:tests", row, until=(minute + 1) * MINUTE + 25 * 60 * MINUTE)
-
-    one.run(write())
+    minute = app.clock.now() // MINUTE - minutes_ago
+    kept, row = SettingsStore(app.store, app.clock, SHOWN_TOPIC), _encode(MinuteRow(0, topics))
+    await kept.put(f"minute:{minute}:tests", row, until=(minute + 1) * MINUTE + 25 * 60 * MINUTE)
 
 
 def past(done: int = 0, retried: int = 0, dead: int = 0, late: int = 0) -> DeliveryCounts:
@@ -180,7 +175,7 @@ def test_the_list_on_each_store(url: str, visit: Visit) -> None:
         api.dead("broken", "1")
         one.run(one.app.pause("now", who="anna"))
         one.run(one.app.history.flush())
-        write_past(one, 20, later=past(done=58, retried=2, late=40))
+        one.run(write_past(one.app, 20, later=past(done=58, retried=2, late=40)))
         page = shown(browser, "/topics")
         assert re.search(r"broken 0 0 – 0 1 [0-9.]+ m?s 0 <0.1 0 Pause", page.words), page.words
         assert re.search(r"later 1 0 – 0 0 43 ms 1 <0.1 0 Pause", page.words), page.words
@@ -317,9 +312,9 @@ def test_who_works_on_a_topic_and_how(url: str, visit: Visit) -> None:
 
 def test_its_last_day(one: Running, browser: Browser) -> None:
     browser.api.put("t", "k")
-    write_past(one, 10, t=past(done=90, retried=9, dead=1, late=20))
-    write_past(one, 700, t=past(done=10, late=5_000))
-    write_past(one, 3, other=past(done=7))
+    one.run(write_past(one.app, 10, t=past(done=90, retried=9, dead=1, late=20)))
+    one.run(write_past(one.app, 700, t=past(done=10, late=5_000)))
+    one.run(write_past(one.app, 3, other=past(done=7)))
     page = shown(browser, "/topics/t")
     assert "Done 100 Retried 9 Dead 1" in page.words
     assert "at most 100 in a quarter of an hour" in page.words
@@ -378,16 +373,9 @@ def test_whatever_happened_stays_within_the_picture(quarters: list[tuple[int, in
 
 async def test_the_day_is_read_once_and_then_only_what_is_new(tmp_path: Path) -> None:
     async with Bide(f"sqlite:///{tmp_path}/tasks.db") as app:
-        kept = SettingsStore(app.store, app.clock, SHOWN_TOPIC)
-        now = app.clock.now()
-
-        async def write(minutes_ago: int, done: int) -> None:
-            minute = now // MINUTE - minutes_ago
-            row = _encode(MinuteRow(0, {"t": past(done=done)}))
-            await kept.put(f"minute:{minute}:tests", row, until=(minute + 1) * MINUTE + 25 * 60 * MINUTE)
-
-        await write(300, 5)
-        await write(1, 7)
+        began = app.clock.now()
+        await write_past(app, 300, t=past(done=5))
+        await write_past(app, 1, t=past(done=7))
         day = LastDay(app)
         assert day.quarters("t") == ()
         await day.read()
@@ -395,9 +383,9 @@ async def test_the_day_is_read_once_and_then_only_what_is_new(tmp_path: Path) ->
         assert len(quarters) == QUARTERS
         assert [quarter.deliveries.done for quarter in quarters if quarter.deliveries.done] == [5, 7]
         assert quarters[-1].since <= app.clock.now()
-        assert now < quarters[-1].since + QUARTER
-        await write(2, 1)
-        await write(300, 50)  # too old to be looked at again so soon
+        assert began < quarters[-1].since + QUARTER
+        await write_past(app, 2, t=past(done=1))
+        await write_past(app, 300, t=past(done=50))  # too old to be looked at again so soon
         await day.read()
         assert next(quarter.deliveries.done for quarter in day.quarters("t") if quarter.deliveries.done) == 5
         assert sum(quarter.deliveries.done for quarter in day.quarters("t")) == 13
