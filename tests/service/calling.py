@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -207,3 +208,21 @@ def running(store: Any, config: ServeConfig | None = None, **settings: Any) -> I
         thread.join(PATIENCE)
     if failed:
         raise failed[0]
+
+
+def connected(one: Running) -> socket.socket:
+    return socket.create_connection((urlsplit(one.url).hostname, urlsplit(one.url).port), PATIENCE)
+
+
+def answered(one: Running, *sent: bytes) -> bytes:
+    """What comes back until the connection ends, or as much of it as came before it was cut."""
+    with connected(one) as client:
+        found = b""
+        try:
+            for part in sent:
+                client.sendall(part)
+            while part := client.recv(65_536):
+                found += part
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        return found

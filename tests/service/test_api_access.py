@@ -266,6 +266,7 @@ def test_what_is_for_everybody(door: Door) -> None:
     with closing(Api(door.service.url)) as api:
         for path in ("/healthz", "/readyz", "/openapi.json"):
             assert api("GET", path).status == 200
+            assert {"GET", "HEAD"} <= set(api("PROPFIND", path).headers["allow"].split(", "))
         assert api("GET", "/metrics").status == 401
         assert api("GET", "/none").status == 404
 

@@ -7,12 +7,13 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import pytest
-from tests.service.calling import Api, Asked, Running, at
-from tests.waiting import PATIENCE, not_before
+from tests.service.calling import Api, Asked, Running, answered, at, connected
+from tests.waiting import not_before
 
 from bide.core.instants import instant
 from bide.service.contract import CALLS
@@ -565,20 +566,16 @@ def test_a_body_without_length_ends_at_the_limit(plain: Api) -> None:
 def test_a_body_that_comes_too_slowly(small: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small.serving.service, "_body_patience", 0.2)
     head = b"PUT /v1/topics/a/tasks/b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    with socket.create_connection((urlsplit(small.url).hostname, urlsplit(small.url).port), PATIENCE) as slow:
-        began = time.monotonic()
-        slow.sendall(head + b"content-length: 100\r\n\r\n{")
-        answered = b""
-        while part := slow.recv(65_536):
-            answered += part
-        assert answered.startswith(b"HTTP/1.1 408 ")
-        assert b"connection: close" in answered.lower()
-        not_before(time.monotonic(), began + 0.15, "the refusal")
+    began = time.monotonic()
+    found = answered(small, head + b"content-length: 100\r\n\r\n{")
+    assert found.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in found.lower()
+    not_before(time.monotonic(), began + 0.15, "the refusal")
 
 
 def test_who_hangs_up_in_the_middle_of_a_body_leaves_nothing(plain: Api, small: Running, topic: str) -> None:
     head = f"PUT {at(topic, '42')} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    with socket.create_connection((urlsplit(small.url).hostname, urlsplit(small.url).port), PATIENCE) as leaving:
+    with connected(small) as leaving:
         leaving.sendall(head.encode() + b'content-length: 100\r\n\r\n{"delay": "1h"}')
     assert plain.get(topic, "42") is None
 
@@ -610,14 +607,12 @@ def test_no_answer_may_be_guessed_at_or_read_by_other_sites(plain: Api) -> None:
 
 def test_a_request_that_is_no_http_harms_nobody(plain: Api, small: Running) -> None:
     for sent in (b"\x16\x03\x01\x00", b"GET / HTTP/9.9\r\n\r\n", b"GET\r\n\r\n", b"\0" * 100_000):
-        with socket.create_connection((urlsplit(small.url).hostname, urlsplit(small.url).port), PATIENCE) as odd:
+        with connected(small) as odd:
             odd.sendall(sent)
             odd.shutdown(socket.SHUT_WR)
-            try:
+            with suppress(ConnectionResetError):
                 while odd.recv(65_536):
                     pass
-            except ConnectionResetError:
-                pass
     assert plain("GET", "/v1/tasks?limit=1").status == 200
 
 
