@@ -144,15 +144,6 @@ def test_what_is_not(topic: str | None) -> None:
     assert caught.value.challenge.isprintable()
 
 
-@pytest.mark.parametrize("verb", [verb for verb in Verb if verb not in ORDERS.verbs])
-def test_other_verbs_are_not_allowed_anywhere(verb: Verb) -> None:
-    for topic in ("mail", "order.close", None):
-        with pytest.raises(Forbidden, match=f"'ann' may not {verb.value}"):
-            ORDERS.check(verb, topic)
-    with pytest.raises(Forbidden):
-        ORDERS.check_all(verb, ["mail"])
-
-
 @pytest.mark.parametrize("topics", [("*",), ("**",), ("a", "*")])
 def test_who_may_do_all_still_has_no_settings_of_bide(topics: tuple[str, ...]) -> None:
     root = Caller("root", verbs=ALL_VERBS, topics=topics)

@@ -116,15 +116,6 @@ def test_who_comes_back_misses_nothing_and_hears_nothing_twice(api: Api, service
         assert [stream.next()[0] for _ in range(4)] == heard
 
 
-def test_only_the_topic_that_is_asked_for(api: Api, service: Running, topic: str) -> None:
-    for one in (topic, f"{topic}.other"):
-        api.put(one, "42")
-    with streamed(service, topic) as stream:
-        api.done("DELETE", at(f"{topic}.other", "42"))
-        api.done("DELETE", at(topic, "42"))
-        assert stream.next()[2]["topic"] == topic
-
-
 def test_a_heartbeat_and_the_end(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "_HEARTBEAT", 0.1)
     with running("memory:", **KEPT) as service, streamed(service) as stream:

@@ -11,7 +11,6 @@ from tests.service.console.conftest import Visit
 from tests.service.test_access import make
 
 from bide.core.instants import Millis
-from bide.service.authz import Verb
 from bide.service.console.sessions import COOKIE
 from bide.testing import ManualClock
 
@@ -112,17 +111,6 @@ def test_another_sites_page_logs_nobody_in_or_out(browser: Browser, token: str) 
             assert page.status == 403
             assert "set-cookie" not in page.headers
             assert "You may not do this" in page.text
-
-
-def test_a_token_for_some_topics(one: Running, browser: Browser) -> None:
-    _, header = one.run(make(one.app, "bo", verbs=frozenset({Verb.READ}), topics=("order.*",)))
-    assert browser.log_in(header).status == 200
-    for path in ("/tasks/mail.send/1", "/tasks?topic=mail.send"):
-        page = browser.get(path)
-        assert page.status == 403
-        assert "\u2068bo\u2069 may not read on topic \u2068mail.send\u2069: their token does not say so" in page.text
-    browser.language = "zh"
-    assert "不能对主题 \u2068mail.send\u2069 执行 read" in browser.get("/tasks/mail.send/1").text
 
 
 def test_a_session_that_ends_while_a_page_is_open(
