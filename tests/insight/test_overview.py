@@ -15,7 +15,7 @@ from tests.engine.conftest import World, stores, virtual
 from tests.waiting import PATIENCE, elapse, in_virtual_time, until
 
 from bide import Bide, Dead, StoreUnavailable
-from bide.core.records import Count, Filter, Found, OutcomeKind, Page, Ref, Settlement, State, Tally
+from bide.core.records import Count, Filter, Found, OutcomeKind, Page, Settlement, State, Tally
 from bide.engine.history import MINUTE, DeliveryCounts, History, rows_between, together
 from bide.engine.pauses import Pauses
 from bide.engine.registry import WakeChannel
@@ -439,7 +439,5 @@ async def test_a_real_worker_is_seen_at_work(world: World) -> None:
             assert not seen.unworked
             await world.pause(60.0)
         assert not (await overview(app)).holders
-        record = await app.store.get([Ref("good", "none")])
-        assert record == [None]
         assert (await overview(app)).topics[0].topic == "bad"
         assert {state for _, state in (await app.tally()).counts} == {State.DEAD, State.DONE}

@@ -20,7 +20,6 @@ from tests.waiting import wait_until
 from bide.core.events import Event
 from bide.core.names import SHOWN_TOPIC
 from bide.core.records import Filter, State
-from bide.engine.pauses import Pauses
 from bide.engine.settings_store import SettingsStore
 from bide.insight.bulk import BulkRequest, BulkVerb
 from bide.insight.bulk_run import KEPT, LOST_AFTER, BulkState, Progress
@@ -217,8 +216,7 @@ def test_a_preview_warns_of_what_is_paused_and_what_is_under_way(
     fill(one, topic, 3)
     api.done("POST", "/v1/fire", [{"topic": topic, "key": "k002"}])
     assert api.lease(topic)
-    pauses = Pauses(one.app.store, one.app.clock)
-    one.run(pauses.pause(topic))
+    one.run(one.app.pause(topic))
     page = browser.send([("verb", "fire"), ("scope", "matching"), ("topic", topic)])
     assert "1 of them are being delivered now: they will be left unchanged." in page.words
     assert "Paused topics, whose tasks are not delivered until they are resumed:" in page.words
@@ -227,7 +225,7 @@ def test_a_preview_warns_of_what_is_paused_and_what_is_under_way(
     assert "Paused" not in page.words
     page = browser.send([("verb", "fire"), seen(one, topic, "k000")])
     assert "Its topic is paused" in page.words
-    one.run(pauses.resume(topic))
+    one.run(one.app.resume(topic))
 
 
 def test_nothing_that_matches_is_said(browser: Browser, topic: str) -> None:

@@ -20,7 +20,6 @@ from tests.service.test_access import make
 from bide import Bide, Ladder
 from bide.core.instants import Millis, as_datetime, instant
 from bide.core.records import OutcomeKind, Ref, Settlement
-from bide.engine.pauses import Pauses
 from bide.service.authz import Verb
 from bide.service.console.rendering import MOST_SHOWN, dump, inert_line, payload_view, pretty
 from bide.testing import ManualClock
@@ -265,7 +264,7 @@ def test_one_that_nobody_takes(world: World) -> None:
 
 
 def test_a_paused_topic_says_so(world: World) -> None:
-    world.service.run(Pauses(world.service.app.store, world.clock).pause(TOPIC, who="anna"))
+    world.service.run(world.service.app.pause(TOPIC, who="anna"))
     world.api.put(TOPIC, "4711", delay="0s")
     world.clock.advance(1_000)
     page = world.page()

@@ -14,7 +14,6 @@ from tests.waiting import wait_until
 
 from bide import Bide
 from bide.core.instants import as_datetime
-from bide.engine.pauses import Pauses
 from bide.service.authz import Verb
 from bide.testing import ManualClock
 
@@ -232,7 +231,7 @@ def test_a_life_is_told_on_each_store(one: Running, browser: Browser) -> None:
 def test_paused_topics_are_marked(empty: Running, visit: Visit) -> None:
     browser = visit(empty)
     browser.api.put("order.close", "42", delay="0s")
-    empty.run(Pauses(empty.app.store, empty.app.clock).pause("order.close", who="anna"))
+    empty.run(empty.app.pause("order.close", who="anna"))
     assert browser.get("/tasks").rows[1][4] == "waiting due paused"
 
 

@@ -21,7 +21,6 @@ from tests.waiting import until
 from bide import Bide, Ladder, Task
 from bide.core.names import SHOWN_TOPIC
 from bide.engine.history import MINUTE, DeliveryCounts, MinuteRow, _encode, bucket_of
-from bide.engine.pauses import Pauses
 from bide.engine.registry import Channel, RouteSettings, announced_routes
 from bide.engine.settings_store import SettingsStore
 from bide.insight.minute_log import QUARTER, QUARTERS, Flow, LastDay, Quarter
@@ -56,7 +55,7 @@ def test_what_it_shows(url: str, visit: Visit) -> None:
         api.put("held", "3", delay="0s")  # of a topic that somebody has asked for
         api.lease("later", 1)
         api.put("later", "1", delay="1h")
-        one.run(Pauses(one.app.store, one.app.clock).pause("held", who="anna"))
+        one.run(one.app.pause("held", who="anna"))
         one.run(one.app.history.flush())
         page = shown(browser)
         assert "Pending 3 Due now 2 the oldest for" in page.words
@@ -99,7 +98,7 @@ async def _work(one: Running, topic: str, number: int) -> None:
     app, now = one.app, one.app.clock.now()
     await app.schedule_many([app.new(topic, key=str(key), delay="0s") for key in range(number)])
     await app.store.lease({topic: 1}, now=app.clock.now(), until=now + 600_000, holder="me")
-    await Pauses(app.store, app.clock).pause(topic)
+    await app.pause(topic)
     await app.store.announce(f"worker of {topic}", [topic], now + 600_000, now=now)  # type: ignore[attr-defined]
     await app.history.flush()
 
@@ -109,17 +108,15 @@ def test_bars() -> None:
     assert bars([0] * 58 + [1, 1_000]) == "M232 40v-1h3v1zM236 40v-40h3v40z"
 
 
-class Says:
-    """A visit, as far as words go: tells which sentence was asked for."""
-
-    def t(self, english: str, **values: object) -> str:
-        assert english in translations("zh"), english
-        return "* " + english.format(**values)
-
-
 def test_what_is_wake_up_status() -> None:
-    class Viewer(Says):
+    class Viewer:
+        """Tells which sentence was asked for."""
+
         locale = Locale("en", "UTC", UTC, 0)
+
+        def t(self, english: str, **values: object) -> str:
+            assert english in translations("zh"), english
+            return "* " + english.format(**values)
 
     def words(**changes: object) -> tuple[Level, str]:
         well = Channel(notifies=True, loops=2, heard=3, heard_ago=4.2, missed=0, missed_lately=False)
