@@ -12,20 +12,13 @@ from tests.console.axe import axe_source
 from tests.console.browser import Visitor, launch, visitor
 from tests.servers.fixtures import not_installed
 from tests.service.calling import Api, Running, running
-from tests.service.console.browsing import be_patient
+from tests.service.console.browsing import patient
 
 from bide_proofs.servers.process import ServerMissing
 from bide_proofs.servers.services import chromium
 
+__all__ = ["patient"]
 Visits = Callable[..., AbstractContextManager[Visitor]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def patient() -> Iterator[None]:
-    """The store is never silent here."""
-    with pytest.MonkeyPatch.context() as patch:
-        be_patient(patch)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,10 @@ from tests.console.conftest import Visits
 from tests.console.hands import Keyboard
 from tests.console.seen import BY, KEY, TO, TOPIC, ended
 from tests.service.calling import Api, Running, at, running
-from tests.service.test_access import make
+from tests.service.test_access import make, tokens_of
 from tests.waiting import PATIENCE
 
-from bide.engine.settings_store import SettingsStore
 from bide.service.access import FRESH
-from bide.service.authz import Tokens
 
 HOUR = timedelta(hours=1)
 
@@ -276,19 +274,9 @@ def test_one_logs_in_by_keyboard_and_an_open_page_ends_with_its_token(visits: Vi
             assert visitor.path == "/tasks"
             expect(page.get_by_role("banner")).to_contain_text("anna")
             page = visitor.goto("/")
-
-            async def revoke() -> None:
-                await Tokens(SettingsStore(one.app.store, one.app.clock)).revoke(token.id)
-
-            one.run(revoke())
-            one.run(_as_if_later(one))
+            one.run(tokens_of(one.app).revoke(token.id))
+            one.serving.service._access._read_at -= FRESH  # what is known of the tokens is as old as it may get
             expect(page.get_by_label("Token")).to_be_visible()
-
-
-async def _as_if_later(one: Running) -> None:
-    """What is known of the tokens is as old as it may get."""
-    assert one.serving.service is not None
-    one.serving.service._access._read_at -= FRESH
 
 
 # --- the timeline

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -11,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.conftest import World, stores, virtual
+from tests.insight.dying import let_die
 from tests.waiting import PATIENCE, until
 
 from bide import BadInput, Bide, Dead, OutcomeUnknown, Ref, StoreFull, StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import In, Millis
 from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
-from bide.core.records import Filter, Move, NewTask, OutcomeKind, Record, Settlement, State
+from bide.core.records import Filter, Move, NewTask, Record, State
 from bide.engine.context import acting_as
 from bide.engine.settings_store import SettingsStore
 from bide.insight.bulk import PAGE, BulkRequest, BulkScope, BulkVerb, Version, preview
@@ -60,36 +62,36 @@ async def records(app: Bide, topic: str, **where: Any) -> dict[str, Record]:
     return {task.key: task.record async for task in app.find(topic=topic, **where)}
 
 
-async def ended(bulks: BulkRunner, id: str) -> None:
-    """Wait until one that this instance works on is over."""
-    if id in bulks._tasks:
-        await asyncio.wait([bulks._tasks[id]])
+@asynccontextmanager
+async def runner(app: Bide, name: str = "here") -> AsyncIterator[BulkRunner]:
+    """That of an instance."""
+    made = BulkRunner(app, name)
+    yield made
+    await made.close()
 
 
-async def carried_out(bulks: BulkRunner, bulk: BulkRequest, *, may: Callable[[str], bool] = anything) -> Progress:
-    """How it done."""
+async def dues(app: Bide, topic: str) -> dict[str, Millis]:
+    return {key: one.due_at for key, one in (await records(app, topic)).items()}
+
+
+async def begun(bulks: BulkRunner, bulk: BulkRequest, *, may: Callable[[str], bool] = anything) -> str:
+    """Its id."""
     id = new_id()
     assert await bulks.start(id, bulk, may, who="ann")
-    await ended(bulks, id)
+    return id
+
+
+async def ended(bulks: BulkRunner, id: str) -> Progress:
+    """How far it came, once one that this instance works on is over."""
+    if id in bulks._tasks:
+        await asyncio.wait([bulks._tasks[id]])
     progress = await bulks.get(id)
     assert progress is not None
     return progress
 
 
-async def let_die(app: Bide, topic: str, errors: dict[str, str]) -> None:
-    """Tasks that died of these errors, by key."""
-    await app.schedule_many([app.new(topic, None, key=key, delay="0s") for key in errors])
-    now = app.clock.now()
-    leased = await app.store.lease({topic: len(errors) + 1}, now=now, until=now + 60_000, holder="w")
-    while len(leased.tasks) < len(errors):
-        more = await app.store.lease({topic: len(errors)}, now=app.clock.now(), until=now + 60_000, holder="w")
-        leased.tasks.extend(more.tasks)
-    settled = [
-        Settlement(topic, one.key, one.token, OutcomeKind.DEAD, keep_until=now + 24 * HOUR, error=errors[one.key])
-        for one in leased.tasks
-        if one.key in errors
-    ]
-    assert all(await app.store.settle(settled, now=app.clock.now()))
+async def carried_out(bulks: BulkRunner, bulk: BulkRequest, *, may: Callable[[str], bool] = anything) -> Progress:
+    return await ended(bulks, await begun(bulks, bulk, may=may))
 
 
 # --- what is asked
@@ -124,34 +126,26 @@ def test_what_makes_no_sense_is_refused_by_name(more: dict[str, Any], field: str
 
 @EVERY_STORE
 async def test_all_that_match_are_changed_once_and_nothing_else(store_url: str) -> None:
-    async with Bide(store_url) as app:
-        bulks = BulkRunner(app, "here")
+    async with Bide(store_url) as app, runner(app) as bulks:
         await fill(app, "a", 2 * PAGE + 10, group="g")
         await fill(app, "b", 5, group="g")
-        before = await records(app, "a")
+        before = await dues(app, "a")
 
         shifted = await carried_out(bulks, BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="a")))
         assert (shifted.state, shifted.counts, shifted.missed) == (BulkState.ENDED, {"moved": 1010}, 0)
         assert (shifted.total, shifted.total_exact, shifted.looked) == (1010, True, 1010)
-        after = await records(app, "a")
-        assert {key: one.due_at for key, one in after.items()} == {
-            key: one.due_at + HOUR for key, one in before.items()
-        }, "none was shifted twice, although each moved ahead of the walk"
-
-        by_group = await carried_out(
-            bulks, BulkRequest(verb=BulkVerb.SHIFT, by=-HOUR, where=Filter(group="g", topic="a"))
+        assert await dues(app, "a") == {key: due + HOUR for key, due in before.items()}, (
+            "none was shifted twice, although each moved ahead of the walk"
         )
-        assert by_group.counts == {"moved": 1010}
-        assert {key: one.due_at for key, one in (await records(app, "a")).items()} == {
-            key: one.due_at for key, one in before.items()
-        }
+
+        back = BulkRequest(verb=BulkVerb.SHIFT, by=-HOUR, where=Filter(group="g", topic="a"))
+        assert (await carried_out(bulks, back)).counts == {"moved": 1010}
+        assert await dues(app, "a") == before
 
         at = app.clock.now() + 5 * HOUR
-        moved = await carried_out(
-            bulks, BulkRequest(verb=BulkVerb.MOVE, at=at, where=Filter(topic="a", state=State.WAITING))
-        )
-        assert moved.counts == {"moved": 1010}
-        assert {one.due_at for one in (await records(app, "a")).values()} == {at}
+        moved = BulkRequest(verb=BulkVerb.MOVE, at=at, where=Filter(topic="a", state=State.WAITING))
+        assert (await carried_out(bulks, moved)).counts == {"moved": 1010}
+        assert set((await dues(app, "a")).values()) == {at}
 
         fired = await carried_out(bulks, BulkRequest(verb=BulkVerb.FIRE, where=Filter(topic="b")))
         assert fired.counts == {"moved": 5}
@@ -165,13 +159,11 @@ async def test_all_that_match_are_changed_once_and_nothing_else(store_url: str) 
         cancelled = await carried_out(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(group="g")))
         assert cancelled.counts == {"cancelled": 1015}
         assert (await app.tally()).number(state=State.WAITING) == 0
-        await bulks.close()
 
 
 @EVERY_STORE
 async def test_dead_ones_of_one_error_are_sent_again_once(store_url: str) -> None:
-    async with Bide(store_url) as app:
-        bulks = BulkRunner(app, "here")
+    async with Bide(store_url) as app, runner(app) as bulks:
         errors = {f"k{n:03}": "HTTP 503 after 1.5 s" if n % 3 else f"KeyError: 'order-{n}'" for n in range(60)}
         await let_die(app, "pay", errors)
         await let_die(app, "mail", {"m": "HTTP 503 after 9 s"})
@@ -187,13 +179,11 @@ async def test_dead_ones_of_one_error_are_sent_again_once(store_url: str) -> Non
         everything = await carried_out(bulks, BulkRequest(verb=BulkVerb.REDRIVE, where=Filter(state=State.DEAD)))
         assert everything.counts == {"redriven": 21}
         assert (await app.tally()).number(state=State.DEAD) == 0
-        await bulks.close()
 
 
 @EVERY_STORE
 async def test_what_is_being_delivered_is_left_alone_and_told(store_url: str) -> None:
-    async with Bide(store_url) as app:
-        bulks = BulkRunner(app, "here")
+    async with Bide(store_url) as app, runner(app) as bulks:
         await fill(app, "t", 20)
         await app.schedule("t", None, key="held", delay="0s")
         leased: list[Record] = []
@@ -203,11 +193,8 @@ async def test_what_is_being_delivered_is_left_alone_and_told(store_url: str) ->
         bulk = BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"))
         seen = await preview(app, bulk, anything)
         assert (seen.meant.number, seen.leased.number) == (21, 1)
-        id = new_id()
-        await bulks.start(id, bulk, anything, who="ann")
-        await ended(bulks, id)
-        progress = await bulks.get(id)
-        assert progress is not None
+        id = await begun(bulks, bulk)
+        progress = await ended(bulks, id)
         assert progress.counts == {"moved": 20, "under_way": 1}
         [missed] = await bulks.missed(id)
         assert (missed.key, missed.result, missed.state, missed.holder) == (
@@ -215,13 +202,11 @@ async def test_what_is_being_delivered_is_left_alone_and_told(store_url: str) ->
         )  # fmt: skip
         done = await carried_out(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
         assert done.counts == {"cancelled": 20, "cancelled_while_leased": 1}
-        await bulks.close()
 
 
 @EVERY_STORE
 async def test_the_chosen_are_changed_as_they_were_seen_or_not_at_all(store_url: str) -> None:
-    async with Bide(store_url) as app:
-        bulks = BulkRunner(app, "here")
+    async with Bide(store_url) as app, runner(app) as bulks:
         await fill(app, "t", 30)
         seen = tuple(Version(one.ref, one.token) for one in (await records(app, "t")).values())
         with acting_as("bo"):
@@ -236,9 +221,7 @@ async def test_the_chosen_are_changed_as_they_were_seen_or_not_at_all(store_url:
         id = new_id()
         with acting_as("ann"):
             assert await bulks.start(id, bulk, anything, who="ann")
-        await ended(bulks, id)
-        progress = await bulks.get(id)
-        assert progress is not None
+        progress = await ended(bulks, id)
         assert progress.counts == {"cancelled": 28, "stale_token": 1, "finished": 1}
         assert (progress.chosen, progress.total) == (30, 30)
         missed = {one.key: one for one in await bulks.missed(id)}
@@ -247,13 +230,11 @@ async def test_the_chosen_are_changed_as_they_were_seen_or_not_at_all(store_url:
         assert set(await records(app, "t", state="waiting")) == {"k0003"}
         events = await app.events("t", "k0005")
         assert [(one.who, one.what) for one in events] == [("ann", "cancel: cancelled")], "whoever asked has done it"
-        await bulks.close()
 
 
 @EVERY_STORE
 async def test_only_topics_that_one_may_and_never_ours(store_url: str) -> None:
-    async with Bide(store_url) as app:
-        bulks = BulkRunner(app, "here")
+    async with Bide(store_url) as app, runner(app) as bulks:
         await SettingsStore(app.store, app.clock).put("setting", b"1")
         await SettingsStore(app.store, app.clock, SHOWN_TOPIC).put("shown", b"1")
         for topic in ("mine.a", "mine.b", "theirs"):
@@ -271,13 +252,11 @@ async def test_only_topics_that_one_may_and_never_ours(store_url: str) -> None:
         assert done.counts == {"cancelled": 7}
         assert await SettingsStore(app.store, app.clock, RESERVED_TOPIC).get("setting") == b"1"
         assert await SettingsStore(app.store, app.clock, SHOWN_TOPIC).get("shown") == b"1"
-        await bulks.close()
 
 
 @EVERY_STORE
 async def test_a_range_of_times_and_a_state_narrow_it(store_url: str) -> None:
-    async with Bide(store_url) as app:
-        bulks = BulkRunner(app, "here")
+    async with Bide(store_url) as app, runner(app) as bulks:
         now = app.clock.now()
         for hours in range(1, 6):
             await app.schedule("t", hours, key=f"h{hours}", delay=f"{hours}h")
@@ -288,13 +267,11 @@ async def test_a_range_of_times_and_a_state_narrow_it(store_url: str) -> None:
         assert set(await records(app, "t", state="waiting")) == {"h1", "h4", "h5"}
         leased = BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t", state=State.LEASED))
         assert (await carried_out(bulks, leased)).counts == {}
-        await bulks.close()
 
 
 @EVERY_STORE
 async def test_every_instance_shows_it_and_it_is_listed(store_url: str) -> None:
-    async with Bide(store_url) as app:
-        here, there = BulkRunner(app, "here"), BulkRunner(app, "there")
+    async with Bide(store_url) as app, runner(app) as here, runner(app, "there") as there:
         await fill(app, "t", 10)
         await fill(app, "u", 10, deadline="2h")
         id = new_id()
@@ -305,8 +282,7 @@ async def test_every_instance_shows_it_and_it_is_listed(store_url: str) -> None:
         )  # fmt: skip
         assert sum(began) == 1, "a resent form starts nothing twice"
         await asyncio.gather(ended(here, id), ended(there, id))
-        shown = await there.get(id)
-        assert shown is not None
+        shown = await ended(there, id)
         assert shown == await here.get(id)
         assert (shown.state, shown.counts, shown.who) == (BulkState.ENDED, {"refused": 10}, "ann")
         assert shown.bulk == bulk
@@ -318,8 +294,6 @@ async def test_every_instance_shows_it_and_it_is_listed(store_url: str) -> None:
         along = BulkRequest(verb=BulkVerb.SHIFT, by=5 * HOUR, where=Filter(topic="u"), deadlines=True)
         assert (await carried_out(here, along)).counts == {"moved": 10}
         assert await here.get(new_id()) is None
-        await here.close()
-        await there.close()
 
 
 # --- time, faults and ends, in virtual time
@@ -327,8 +301,7 @@ async def test_every_instance_shows_it_and_it_is_listed(store_url: str) -> None:
 
 @virtual
 async def test_it_keeps_to_its_pace(world: World) -> None:
-    async with world.app() as app:
-        bulks = BulkRunner(app, "here")
+    async with world.app() as app, runner(app) as bulks:
         await fill(app, "t", 300)
         done = await carried_out(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t"), pace=30))
         assert done.counts == {"cancelled": 300}
@@ -343,25 +316,19 @@ async def test_it_keeps_to_its_pace(world: World) -> None:
             await world.pause(1)
             gone.append((await app.tally(["0s", "10h"])).forecast["t"][0].number)
         assert gone == [4, 3, 2, 1, 0]
-        await bulks.close()
 
 
 @virtual
 async def test_what_is_scheduled_later_is_not_meant(world: World) -> None:
-    async with world.app() as app:
-        bulks = BulkRunner(app, "here")
+    async with world.app() as app, runner(app) as bulks:
         await fill(app, "t", 50)
-        id = new_id()
-        await bulks.start(id, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t"), pace=10), anything, who="ann")
+        id = await begun(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t"), pace=10))
         await world.pause(2)
         await app.schedule("t", None, key="later", delay="2h")
         await app.schedule("t", None, key="k0049", delay="2h")
-        await ended(bulks, id)
-        progress = await bulks.get(id)
-        assert progress is not None
+        progress = await ended(bulks, id)
         assert progress.counts == {"cancelled": 49}
         assert set(await records(app, "t", state="waiting")) == {"later", "k0049"}
-        await bulks.close()
 
 
 @virtual
@@ -374,8 +341,7 @@ async def test_one_that_dies_again_at_once_is_not_sent_again_and_again(world: Wo
         tries.append(task.key)
         return Dead("for good")
 
-    async with app, app.worker():
-        bulks = BulkRunner(app, "here")
+    async with app, app.worker(), runner(app) as bulks:
         await fill(app, "t", 40, delay="0s")
         await world.until(lambda: len(tries) == 40)
         await world.pause(1)
@@ -385,13 +351,11 @@ async def test_one_that_dies_again_at_once_is_not_sent_again_and_again(world: Wo
         await world.pause(5)
         assert sorted(tries) == sorted(set(tries)), "each was delivered once more"
         assert len(tries) == 40
-        await bulks.close()
 
 
 @virtual
 async def test_what_somebody_changed_meanwhile_is_read_again(world: World) -> None:
-    async with world.app() as app:
-        bulks = BulkRunner(app, "here")
+    async with world.app() as app, runner(app) as bulks:
         await fill(app, "t", 10)
         meddled: list[str] = []
 
@@ -413,13 +377,11 @@ async def test_what_somebody_changed_meanwhile_is_read_again(world: World) -> No
         assert meddled
         assert done.counts == {"cancelled": 9, "stale_token": 1}
         assert set(await records(app, "t", state="waiting")) == {"k0002"}, "it is another life, and out of the range"
-        await bulks.close()
 
 
 @virtual
 async def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(world: World) -> None:
-    async with world.app() as app:
-        bulks = BulkRunner(app, "here")
+    async with world.app() as app, runner(app) as bulks:
         await fill(app, "t", 20)
         began = world.elapsed
 
@@ -429,15 +391,10 @@ async def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(worl
             return None
 
         world.store.fault = away
-        id = new_id()
-        await bulks.start(
-            id, BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"), pace=10), anything, who="a"
-        )
-        await ended(bulks, id)
-        progress = await bulks.get(id)
-        assert progress is not None
+        id = await begun(bulks, BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"), pace=10))
+        progress = await ended(bulks, id)
         assert (progress.state, progress.counts) == (BulkState.ENDED, {"moved": 20})
-        assert {one.due_at for one in (await records(app, "t")).values()} == {world.start + 2 * HOUR}
+        assert set((await dues(app, "t")).values()) == {world.start + 2 * HOUR}
 
         world.store.fault = lambda point: StoreUnavailable("gone") if point == "change:before" else None
         failed = await carried_out(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
@@ -447,37 +404,30 @@ async def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(worl
         unknown = await carried_out(bulks, BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t")))
         world.store.fault = lambda _: None
         assert (unknown.state, unknown.counts) == (BulkState.ENDED, {"unknown": 20})
-        assert {one.due_at for one in (await records(app, "t")).values()} == {world.start + 3 * HOUR}, "not twice"
+        assert set((await dues(app, "t")).values()) == {world.start + 3 * HOUR}, "not twice"
         assert {one.result for one in await bulks.missed(unknown.id)} == {"unknown"}
-        await bulks.close()
 
 
 @virtual
 async def test_a_full_store_can_be_emptied_all_the_same(world: World) -> None:
-    async with world.app() as app:
-        bulks = BulkRunner(app, "here")
+    async with world.app() as app, runner(app) as bulks:
         await fill(app, "t", 10)
         world.store.fault = lambda point: StoreFull("full") if point == "add:before" else None
         done = await carried_out(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
         assert (done.state, done.counts) == (BulkState.ENDED, {"cancelled": 10})
         assert [one.id for one in await bulks.all()] == [done.id], "this instance knows of it"
-        await bulks.close()
 
 
 @virtual
 async def test_it_is_stopped_from_any_instance_and_gone_on_with(world: World) -> None:
-    async with world.app() as app:
-        here, there = BulkRunner(app, "here"), BulkRunner(app, "there")
+    async with world.app() as app, runner(app) as here, runner(app, "there") as there:
         await fill(app, "t", 100)
-        before = await records(app, "t")
-        bulk = BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"), pace=10)
-        id = new_id()
-        await here.start(id, bulk, anything, who="ann")
+        before = await dues(app, "t")
+        id = await begun(here, BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"), pace=10))
         await world.pause(4)
         await there.stop(id, who="bo")
-        await ended(here, id)
-        stopped = await there.get(id)
-        assert stopped is not None
+        stopped = await ended(here, id)
+        assert stopped == await there.get(id)
         assert (stopped.state, stopped.stopped_by) == (BulkState.STOPPED, "bo")
         assert 40 <= stopped.looked <= 60
         assert stopped.counts == {"moved": stopped.looked}
@@ -485,18 +435,12 @@ async def test_it_is_stopped_from_any_instance_and_gone_on_with(world: World) ->
         assert since is not None
         rest = BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"), untouched_since=since)
         assert (await carried_out(there, rest)).counts == {"moved": 100 - stopped.looked}
-        after = await records(app, "t")
-        assert {key: one.due_at for key, one in after.items()} == {
-            key: one.due_at + HOUR for key, one in before.items()
-        }
-        await here.close()
-        await there.close()
+        assert await dues(app, "t") == {key: due + HOUR for key, due in before.items()}
 
 
 @virtual
 async def test_the_end_of_the_service_stops_it_and_says_how_far_it_came(world: World) -> None:
-    async with world.app() as app:
-        bulks = BulkRunner(app, "here")
+    async with world.app() as app, runner(app) as bulks:
         await fill(app, "t", 100)
         ids = [new_id() for _ in range(AT_ONCE + 2)]
         for id in ids:
@@ -534,8 +478,7 @@ async def test_one_whose_instance_died_is_known_as_such(world: World) -> None:
 
 @virtual
 async def test_a_large_one_leaves_room_in_the_event_log(world: World) -> None:
-    async with world.app() as app:
-        bulks = BulkRunner(app, "here")
+    async with world.app() as app, runner(app) as bulks:
         await fill(app, "t", MOST_NOTED + 2 * PAGE)
         told: list[tuple[str, int, str]] = []
         with acting_as("ann", lambda verb, answers, who: told.append((verb, len(answers), who))):
@@ -546,34 +489,28 @@ async def test_a_large_one_leaves_room_in_the_event_log(world: World) -> None:
         assert {(verb, who) for verb, _, who in told} == {("cancel", "ann")}
         await world.pause(1)
         assert MOST_NOTED <= len(await app.events(limit=20_000)) <= MOST_NOTED + PAGE
-        await bulks.close()
 
 
 @virtual
 async def test_of_what_was_not_done_the_first_thousand_are_told(world: World) -> None:
-    async with world.app() as app:
-        bulks = BulkRunner(app, "here")
+    async with world.app() as app, runner(app) as bulks:
         await fill(app, "t", MOST_MISSED + 300, deadline="90m")
         done = await carried_out(bulks, BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t")))
         assert (done.counts, done.missed) == ({"refused": 1300}, 1300)
         assert len(await bulks.missed(done.id)) == MOST_MISSED
-        await bulks.close()
 
 
 @given(st.lists(st.integers(-10 * HOUR, 10 * HOUR), min_size=1, max_size=40), st.integers(1, 9 * HOUR), st.booleans())
 def test_a_shift_moves_each_once_whatever_the_order(offsets: list[int], by: int, back: bool) -> None:
     async def story() -> None:
-        async with Bide("memory:") as app:
-            bulks = BulkRunner(app, "here")
+        async with Bide("memory:") as app, runner(app) as bulks:
             now = app.clock.now() + 20 * HOUR
             for n, offset in enumerate(offsets):
                 await app.schedule("t", n, key=str(n), delay=f"{now - app.clock.now() + offset}ms")
-            before = await records(app, "t")
+            before = await dues(app, "t")
             delta = -by if back else by
             done = await carried_out(bulks, BulkRequest(verb=BulkVerb.SHIFT, by=delta, where=Filter(topic="t")))
             assert done.counts == {"moved": len(offsets)}
-            after = await records(app, "t")
-            assert all(after[key].due_at == one.due_at + delta for key, one in before.items())
-            await bulks.close()
+            assert await dues(app, "t") == {key: due + delta for key, due in before.items()}
 
     asyncio.run(story())

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.conftest import World, virtual
+from tests.insight.dying import let_die
 
-from bide import Bide
-from bide.core.records import OutcomeKind, Settlement
 from bide.insight.dead_letters import NO_ERROR, dead_letters, error_class, tasks_of_group
 
-DAY = 86_400_000
+
+def keyed(errors: Sequence[str | None]) -> dict[str, str | None]:
+    """By the keys k0000 and on."""
+    return {f"k{place:04}": error for place, error in enumerate(errors)}
 
 
 @pytest.mark.parametrize(
@@ -54,36 +56,13 @@ def test_a_class_is_one_short_line_that_a_form_can_carry(text: str, one: int, ot
     assert error_class(f"no order {one} today") == error_class(f"no order {other} today")
 
 
-async def let_die(app: Bide, topic: str, errors: list[str | None], payload: Any = None) -> None:
-    """Tasks k0000 and on, in this order."""
-    for start in range(0, len(errors), 500):
-        part = errors[start : start + 500]
-        await app.schedule_many([app.new(topic, payload, key=f"k{start + n:04}", delay="0s") for n in range(len(part))])
-        now = app.clock.now()
-        leased = await app.store.lease({topic: len(part)}, now=now, until=now + 60_000, holder="w")
-        settled = [
-            Settlement(
-                topic, one.key, one.token, OutcomeKind.DEAD, keep_until=now + DAY, error=errors[int(one.key[1:])]
-            )
-            for one in leased.tasks
-        ]
-        assert len(settled) == len(part)
-        assert all(await app.store.settle(settled, now=app.clock.now()))
-
-
 @virtual
 async def test_groups_tell_how_many_since_when_and_of_what(world: World) -> None:
     async with world.app() as app:
-        await let_die(app, "pay", ["HTTP 503 after 1 s", "HTTP 503 after 2 s", "HTTP 500 after 2 s"])
+        await let_die(app, "pay", keyed(["HTTP 503 after 1 s", "HTTP 503 after 2 s", "HTTP 500 after 2 s"]))
         await world.pause(60)
-        await let_die(app, "mail", ["HTTP 503 after 1 s"] * 5)
-        await app.schedule_many([app.new("pay", None, key="late", delay="0s")])
-        leased = await app.store.lease({"pay": 9}, now=world.clock.now(), until=world.clock.now() + 1, holder="w")
-        [one] = leased.tasks
-        late = Settlement(
-            "pay", "late", one.token, OutcomeKind.DEAD, keep_until=2 * DAY + one.wake_at, error="HTTP 503 after 77 s"
-        )
-        assert await app.store.settle([late], now=world.clock.now())
+        await let_die(app, "mail", keyed(["HTTP 503 after 1 s"] * 5))
+        await let_die(app, "pay", {"late": "HTTP 503 after 77 s"})
         found = await dead_letters(app)
         assert found.looked == 9
         assert found.partly == frozenset()
@@ -100,9 +79,9 @@ async def test_groups_tell_how_many_since_when_and_of_what(world: World) -> None
 @virtual
 async def test_topics_share_what_is_looked_at(world: World) -> None:
     async with world.app() as app:
-        await let_die(app, "flood", [f"flood {n}" for n in range(900)])
-        await let_die(app, "small", ["other"] * 30)
-        await let_die(app, "middle", ["third"] * 120)
+        await let_die(app, "flood", keyed([f"flood {n}" for n in range(900)]))
+        await let_die(app, "small", keyed(["other"] * 30))
+        await let_die(app, "middle", keyed(["third"] * 120))
         found = await dead_letters(app, most=300)
         assert {one.topic: one.number for one in found.groups} == {"small": 30, "middle": 120, "flood": 150}
         assert found.partly == {"flood"}
@@ -112,7 +91,7 @@ async def test_topics_share_what_is_looked_at(world: World) -> None:
 @virtual
 async def test_large_payloads_do_not_fill_the_memory(world: World) -> None:
     async with world.app() as app:
-        await let_die(app, "large", [None] * 400, payload="x" * 200_000)
+        await let_die(app, "large", keyed([None] * 400), payload="x" * 200_000)
         found = await dead_letters(app)
         assert 50 <= found.looked <= 150
         assert found.partly == {"large"}
@@ -122,7 +101,7 @@ async def test_large_payloads_do_not_fill_the_memory(world: World) -> None:
 @virtual
 async def test_the_tasks_of_a_group_come_page_by_page(world: World) -> None:
     async with world.app() as app:
-        await let_die(app, "t", ["rare 1" if n % 50 == 0 else "usual" for n in range(400)])
+        await let_die(app, "t", keyed(["rare 1" if n % 50 == 0 else "usual" for n in range(400)]))
         keys: list[str] = []
         cursor: str | None = None
         while True:

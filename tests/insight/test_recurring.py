@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.engine.conftest import World, virtual
 
-from bide import BadInput, Bide, Cron, Dead, Every, Task
+from bide import BadInput, Bide, Dead, Every, Task
 from bide.core.instants import Millis
 from bide.core.outcomes import Outcome
 from bide.core.records import Count
@@ -40,21 +40,18 @@ async def told(world: World, app: Bide) -> dict[int, str]:
         ("cancel_running", dict.fromkeys(range(1, 8), "overlap: the occurrence was cancelled by the next one")),
     ],
 )
-def test_instants_that_came_while_one_ran(overlap: str, expected: dict[int, str]) -> None:
-    @virtual
-    async def test(world: World) -> None:
-        app = world.app(world.memory)
+@virtual
+async def test_instants_that_came_while_one_ran(world: World, overlap: str, expected: dict[int, str]) -> None:
+    app = world.app(world.memory)
 
-        @app.handler("t")
-        async def handle(task: Task[Any]) -> None:
-            await world.pause(150)
+    @app.handler("t")
+    async def handle(task: Task[Any]) -> None:
+        await world.pause(150)
 
-        async with app, app.worker():
-            await app.recurring.add("t", Every("1m"), overlap=overlap)
-            await world.pause(8.4 * 60)
-            assert await told(world, app) == expected
-
-    test()
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1m"), overlap=overlap)
+        await world.pause(8.4 * 60)
+        assert await told(world, app) == expected
 
 
 @pytest.mark.parametrize(
@@ -67,28 +64,22 @@ def test_instants_that_came_while_one_ran(overlap: str, expected: dict[int, str]
         ({"catch_up": "latest", "jitter": "2m"}, range(10, 190, 5)),
     ],
 )
-def test_instants_of_an_outage(how: dict[str, Any], missed: range) -> None:
-    jitter = how.pop("jitter", "0s")
+@virtual
+async def test_instants_of_an_outage(world: World, how: dict[str, Any], missed: range) -> None:
+    app = world.app(world.memory)
+    rule = Every("5m", jitter=how.pop("jitter", "0s"))
 
-    @virtual
-    async def test(world: World) -> None:
-        app = world.app(world.memory)
+    @app.handler("t")
+    async def handle(task: Task[Any]) -> None: ...
 
-        @app.handler("t")
-        async def handle(task: Task[Any]) -> None:
-            pass
-
-        async with app:
-            async with app.worker():
-                await app.recurring.add("t", Every("5m", jitter=jitter), **how)
-                await world.pause(8 * 60)
-            await world.pause(184.5 * 60)
-            async with app.worker():
-                await world.pause(1)
-            found = await told(world, app)
-            assert found == dict.fromkeys(missed, "late")
-
-    test()
+    async with app:
+        async with app.worker():
+            await app.recurring.add("t", rule, **how)
+            await world.pause(8 * 60)
+        await world.pause(184.5 * 60)
+        async with app.worker():
+            await world.pause(1)
+        assert await told(world, app) == dict.fromkeys(missed, "late")
 
 
 @virtual
@@ -169,16 +160,6 @@ async def test_the_forecast_counts_coming_occurrences() -> None:
         month = await forecast.get(ForecastQuery(Span.MONTH, UTC), lambda topic: topic == "hourly")
         assert month.total.number == 2 * (30 * 24 - 1)
         await forecast.close()
-
-
-async def test_coming_occurrences_at_a_change_of_the_clocks() -> None:
-    """In Berlin, 2026-03-29 has no 02:30, and 2026-10-25 has it twice."""
-    for day, expected in ((1_774_738_800_000, [1_774_746_000_000]), (1_792_879_200_000, [1_792_888_200_000])):
-        clock = ManualClock(day - 2 * DAY)
-        async with Bide("memory:", clock=clock) as app:
-            await app.recurring.add("t", Cron("30 2 * * *", zone="Europe/Berlin"))
-            coming = await coming_of((await recurring_tasks(app))[0], day, day + 23 * HOUR, clock.now())
-            assert coming.instants["t"] == expected
 
 
 async def test_a_rule_that_cannot_be_computed_here_is_left_out() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from msgspec.structs import replace
+from tests.fuzz.tasks import SOUND
+
 from bide import Bide, Done, Retry, Task
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
@@ -18,18 +21,12 @@ NOON: Millis = 29_000_000 * MINUTE
 
 
 def record(**fields: Any) -> Record:
-    given: dict[str, Any] = {
-        "topic": "order.close", "key": "42", "id": "now", "group": None, "state": State.WAITING, "due_at": NOON,
-        "wake_at": NOON, "planned_at": 0, "attempt": 0, "failures": 0, "losses": 0, "token": 1, "holder": None,
-        "payload": b"", "options": b"", "deadline": None, "error": None, "created_at": NOON - MINUTE,
-        "finished_at": None, "keep_until": None,
-    }  # fmt: skip
-    return Record(**given | fields)
+    given = {"id": "now", "due_at": NOON, "wake_at": NOON, "planned_at": 0, "attempt": 0, "token": 1}
+    return replace(SOUND, **{**given, "created_at": NOON - MINUTE, **fields})
 
 
 def event(kind: EventKind, at: Millis, **fields: Any) -> Event:
-    given: dict[str, Any] = {"topic": "order.close", "key": "42", "id": "now", "kind": kind, "at": at}
-    return Event(**given | fields)
+    return Event(**{"topic": SOUND.topic, "key": SOUND.key, "id": "now", "kind": kind, "at": at, **fields})
 
 
 def retry(attempt: int, began: Millis, ended: Millis, again: Millis, error: str = "broken") -> Event:
@@ -43,32 +40,6 @@ def change(at: Millis, verb: str, was: Millis | None, wake_at: Millis | None, **
 def told(now: Record, *events: Event) -> TaskHistory:
     """`events` are the oldest first."""
     return history_of(now, list(reversed(events)))
-
-
-def test_one_that_waits_has_no_deliveries() -> None:
-    found = told(record())
-    assert (found.attempts, found.missing, found.changes, found.earlier, found.last) == ([], [], [], [], None)
-    assert found.first_due == NOON
-
-
-def test_one_that_is_being_delivered() -> None:
-    now = record(state=State.LEASED, planned_at=NOON, attempt=1, holder="w1", token=(NOON + 40) * 1000 + 3,
-                 wake_at=NOON + 10_000)  # fmt: skip
-    [one] = told(now).attempts
-    assert one == Attempt(number=1, how=Ended.RUNNING, planned=NOON, began=NOON + 40, who="w1")
-    assert (one.late, one.took) == (40, None)
-
-
-def test_one_that_failed_twice_and_is_done() -> None:
-    ended = record(state=State.DONE, planned_at=NOON + 3_000, attempt=3, failures=2, holder="w2",
-                   wake_at=NOON + 3_005, finished_at=NOON + 3_050, error=None)  # fmt: skip
-    found = told(ended, retry(1, NOON + 2, NOON + 10, NOON + 1_000), retry(2, NOON + 1_004, NOON + 1_010, NOON + 3_000))
-    assert [(one.number, one.how.value, one.planned, one.late, one.took, one.again_at) for one in found.attempts] == [
-        (1, "retry", NOON, 2, 8, NOON + 1_000),
-        (2, "retry", NOON + 1_000, 4, 6, NOON + 3_000),
-        (3, "done", NOON + 3_000, 5, 45, None),
-    ]
-    assert found.missing == []
 
 
 def test_a_gap_in_the_log_is_told() -> None:
@@ -93,18 +64,6 @@ def test_the_dead_tell_of_their_last_delivery_though_the_log_forgot_it() -> None
     for events in ([], [event(EventKind.DEAD, NOON + 9, attempt=1, was=NOON + 5, who="w1", what="no such order")]):
         [one] = told(dead, *events).attempts
         assert (one.how, one.late, one.took, one.error) == (Ended.DEAD, 5, 4, "no such order")
-
-
-def test_changes_tell_when_it_was_first_due_and_by_whom_it_was_moved() -> None:
-    moved = record(due_at=NOON + 9_000, wake_at=NOON + 9_000)
-    found = told(moved, change(NOON - 50, "reschedule: moved", NOON, NOON + 5_000),
-                 change(NOON - 40, "shift: moved", NOON + 5_000, NOON + 9_000))  # fmt: skip
-    assert found.first_due == NOON
-    assert found.moved == 2
-    assert [(*one.what.split(": "), one.was, one.wake_at, one.who) for one in found.changes] == [
-        ("shift", "moved", NOON + 5_000, NOON + 9_000, "anna"),
-        ("reschedule", "moved", NOON, NOON + 5_000, "anna"),
-    ]
 
 
 def test_a_delivery_after_a_move_is_planned_for_the_new_time() -> None:
@@ -169,11 +128,6 @@ def test_a_real_life_from_a_worker() -> None:
     assert found.attempts[1].planned == found.attempts[0].again_at
     assert found.cohort is not None
     assert (found.cohort.begun, found.cohort.half) == (2, 0)
-
-
-async def test_nothing_there_tells_nothing() -> None:
-    async with Bide("memory:") as app:
-        assert await task_history(app, "order.close", "42") is None
 
 
 async def test_the_others_of_that_minute() -> None:

@@ -6,11 +6,12 @@ import asyncio
 import http.client
 import json
 import secrets
+import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
@@ -24,13 +25,10 @@ from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 from bide_proofs.servers.postgres import ask
 
-T = TypeVar("T")
 JSON = {"content-type": "application/json"}
 
 
 class Reply:
-    """What came back."""
-
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.status = status
         self.headers = headers
@@ -104,7 +102,6 @@ class Api:
         return self.done("POST", "/v1/lease", {"topics": {topic: room}, "lease_for": "1h", **ask})["tasks"]
 
     def settle(self, task: Any, outcome: str, **ask: Any) -> bool:
-        """Settle one lease."""
         [settled] = self.done("POST", "/v1/settle", [{**held(task), "outcome": outcome, **ask}])["settled"]
         assert isinstance(settled, bool)
         return settled
@@ -123,18 +120,11 @@ class Api:
 
 
 def at(topic: str, key: str) -> str:
-    """The path of a task."""
     return f"/v1/topics/{quote(topic, safe='')}/tasks/{quote(key, safe='')}"
 
 
 def held(task: Any) -> dict[str, Any]:
-    """The lease of a task."""
     return {name: task[name] for name in ("topic", "key", "token")}
-
-
-def millis(text: str) -> int:
-    """An instant of an answer."""
-    return instant(text)
 
 
 class Asked:
@@ -145,8 +135,8 @@ class Asked:
 
     def check(self, text: str, length: float) -> None:
         """The instant is so many milliseconds after a moment between then and now; stores' clocks may be 1 s off."""
-        not_before(millis(text), self._at + length - 1_000, text)
-        not_before(time.time() * 1000 + length + 1_000, millis(text), "what is reckoned from now")
+        not_before(instant(text), self._at + length - 1_000, text)
+        not_before(time.time() * 1000 + length + 1_000, instant(text), "what is reckoned from now")
 
 
 class Gated(FaultyStore):
@@ -184,31 +174,19 @@ def fresh_store(request: pytest.FixtureRequest) -> Iterator[str]:
         yield "memory:" if name == "memory" else f"sqlite:///{folder}/tasks.db"
 
 
-class Running:
-    """An instance in a loop and a thread of its own."""
-
-    def __init__(self, instance: Instance, loop: asyncio.AbstractEventLoop) -> None:
-        self.url = instance.url
-        self.app = instance.app
-        self.serving = instance.serving
-        self.server = instance.server
-        self.loop = loop
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do this in the instance's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE)
+Running = Instance
 
 
 @contextmanager
 def running(store: Any, config: ServeConfig | None = None, **settings: Any) -> Iterator[Running]:
-    """An instance in a thread, for as long as the block lasts."""
+    """An instance in a loop and a thread of its own, for as long as the block lasts."""
     up, over = threading.Event(), threading.Event()
     found: list[Running] = []
     failed: list[BaseException] = []
 
     async def run() -> None:
         async with served(store, config, **settings) as instance:
-            found.append(Running(instance, asyncio.get_running_loop()))
+            found.append(instance)
             up.set()
             await asyncio.to_thread(over.wait)
 
@@ -230,3 +208,21 @@ def running(store: Any, config: ServeConfig | None = None, **settings: Any) -> I
         thread.join(PATIENCE)
     if failed:
         raise failed[0]
+
+
+def connected(one: Running) -> socket.socket:
+    return socket.create_connection((urlsplit(one.url).hostname, urlsplit(one.url).port), PATIENCE)
+
+
+def answered(one: Running, *sent: bytes) -> bytes:
+    """What comes back until the connection ends, or as much of it as came before it was cut."""
+    with connected(one) as client:
+        found = b""
+        try:
+            for part in sent:
+                client.sendall(part)
+            while part := client.recv(65_536):
+                found += part
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        return found

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.engine.conftest import store_url
 from tests.service.calling import Api, Running, fresh_store, running
+
+__all__ = ["store_url"]
 
 KEPT: dict[str, Any] = {"keep_done": "1h", "keep_cancelled": "1h"}
 """As `bide serve` has it."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.service.prompt_server import PromptServer
+from tests.waiting import PATIENCE
 
 from bide import Bide
 from bide.service.serving import ServeConfig, ServiceInstance, under_uvicorn
+
+T = TypeVar("T")
 
 
 class Instance:
@@ -22,6 +25,11 @@ class Instance:
         self.serving = serving
         self.app = app
         self.server = server
+        self._loop = asyncio.get_running_loop()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do this in its loop, from another thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
 
 
 @asynccontextmanager

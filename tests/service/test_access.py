@@ -93,10 +93,12 @@ def test_a_pattern_made_to_take_long_does_not() -> None:
     assert calls == 0, "a backtracking matcher would not have got here"
 
 
-ORDERS = Caller("ann", verbs=frozenset({Verb.READ, Verb.CANCEL}), topics=("order.*", "mail"))
+ORDERS = Caller("ann", verbs=frozenset({Verb.READ, Verb.CANCEL}), topics=("order.*", "mail", "caf\u00e9"))
 
 
-@pytest.mark.parametrize("topic", ["order.", "order.close", "order.a.b", "order.*", "mail", "order.\u202e"])
+@pytest.mark.parametrize(
+    "topic", ["order.", "order.close", "order.a.b", "order.*", "mail", "order.\u202e", "caf\u00e9"]
+)
 def test_what_is_allowed(topic: str) -> None:
     ORDERS.check(Verb.READ, topic)
 
@@ -119,6 +121,7 @@ def test_what_is_allowed(topic: str) -> None:
         "ｏrder.close",  # a full-width o
         "order․close",  # a one dot leader
         "order\u200b.close",
+        "cafe\u0301",  # composed of two
         "mail\n",
         "mail ",
         "mail*",
@@ -139,22 +142,6 @@ def test_what_is_not(topic: str | None) -> None:
     assert "insufficient_scope" in caught.value.challenge
     assert caught.value.challenge.isascii()
     assert caught.value.challenge.isprintable()
-
-
-def test_look_alikes_are_not_made_the_same() -> None:
-    composed, decomposed = "caf\u00e9", "cafe\u0301"
-    caller = Caller("ann", topics=(composed,))
-    assert caller.may(Verb.READ, composed)
-    assert not caller.may(Verb.READ, decomposed)
-
-
-@pytest.mark.parametrize("verb", [verb for verb in Verb if verb not in ORDERS.verbs])
-def test_other_verbs_are_not_allowed_anywhere(verb: Verb) -> None:
-    for topic in ("mail", "order.close", None):
-        with pytest.raises(Forbidden, match=f"'ann' may not {verb.value}"):
-            ORDERS.check(verb, topic)
-    with pytest.raises(Forbidden):
-        ORDERS.check_all(verb, ["mail"])
 
 
 @pytest.mark.parametrize("topics", [("*",), ("**",), ("a", "*")])
@@ -316,22 +303,20 @@ async def test_secrets_are_compared_in_constant_time_also_for_an_unknown_id(monk
 P = ParamSpec("P")
 
 
-def virtually(
-    test: Callable[Concatenate[VirtualLoop, FaultyStore, Bide, P], Coroutine[Any, Any, None]],
-) -> Callable[P, None]:
-    """The test runs in virtual time; it is given the loop, a store with faults, and an app on it, before fixtures."""
+def virtually(test: Callable[Concatenate[FaultyStore, Bide, P], Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """The test runs in virtual time; it is given a store with faults, and an app on it, before fixtures."""
 
     @wraps(test)
     async def told(loop: VirtualLoop, /, *fixtures: P.args, **named: P.kwargs) -> None:
         store = FaultyStore(MemoryStore())
         async with Bide(store, clock=VirtualClock(loop)) as app:
-            await test(loop, store, app, *fixtures, **named)
+            await test(store, app, *fixtures, **named)
 
-    return in_virtual_time(told, given=3)
+    return in_virtual_time(told, given=2)
 
 
 @virtually
-async def test_a_token_expires_by_the_stores_clock(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+async def test_a_token_expires_by_the_stores_clock(store: FaultyStore, app: Bide) -> None:
     access = Access(app)
     token, header = await make(app, expires_at=app.clock.now() + HOUR)
     assert (await access.caller_of(header)).name == "ann"
@@ -346,9 +331,7 @@ async def test_a_token_expires_by_the_stores_clock(loop: VirtualLoop, store: Fau
 
 @pytest.mark.parametrize("busy", [True, False])
 @virtually
-async def test_a_revoked_token_ends_within_five_seconds(
-    loop: VirtualLoop, store: FaultyStore, app: Bide, busy: bool
-) -> None:
+async def test_a_revoked_token_ends_within_five_seconds(store: FaultyStore, app: Bide, busy: bool) -> None:
     access = Access(app)
     token, header = await make(app)
     await access.caller_of(header)
@@ -368,7 +351,7 @@ async def test_a_revoked_token_ends_within_five_seconds(
 
 
 @virtually
-async def test_a_new_token_counts_within_a_second(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+async def test_a_new_token_counts_within_a_second(store: FaultyStore, app: Bide) -> None:
     access = Access(app)
     await make(app, "bob")
     await refused(access, "Bearer bide_zzzzzzzz_" + "x" * 43, "not known")
@@ -379,9 +362,7 @@ async def test_a_new_token_counts_within_a_second(loop: VirtualLoop, store: Faul
 
 
 @virtually
-async def test_guessing_costs_the_store_at_most_one_reading_a_second(
-    loop: VirtualLoop, store: FaultyStore, app: Bide
-) -> None:
+async def test_guessing_costs_the_store_at_most_one_reading_a_second(store: FaultyStore, app: Bide) -> None:
     access = Access(app)
     _, header = await make(app)
     before = store.calls.get("find", 0)
@@ -395,7 +376,7 @@ async def test_guessing_costs_the_store_at_most_one_reading_a_second(
 
 
 @virtually
-async def test_a_crowd_waits_for_one_reading(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+async def test_a_crowd_waits_for_one_reading(store: FaultyStore, app: Bide) -> None:
     access = Access(app)
     _, header = await make(app)
     before = store.calls.get("find", 0)
@@ -405,7 +386,7 @@ async def test_a_crowd_waits_for_one_reading(loop: VirtualLoop, store: FaultySto
 
 
 def test_while_the_store_is_away_nobody_is_let_in_on_old_knowledge(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+    async def story(store: FaultyStore, app: Bide) -> None:
         access = Access(app, anonymous=True)
         _, header = await make(app)
         await access.caller_of(header)
@@ -426,13 +407,11 @@ def test_while_the_store_is_away_nobody_is_let_in_on_old_knowledge(caplog: pytes
 
 
 @virtually
-async def test_a_caller_who_gives_up_does_not_end_the_reading_of_others(
-    loop: VirtualLoop, store: FaultyStore, app: Bide
-) -> None:
+async def test_a_caller_who_gives_up_does_not_end_the_reading_of_others(store: FaultyStore, app: Bide) -> None:
     access = Access(app)
     _, header = await make(app)
-    first = loop.create_task(access.caller_of(header))
-    second = loop.create_task(access.caller_of(header))
+    first = asyncio.create_task(access.caller_of(header))
+    second = asyncio.create_task(access.caller_of(header))
     await asyncio.sleep(0)
     first.cancel()
     assert (await second).name == "ann"
@@ -469,7 +448,7 @@ async def test_a_damaged_token_is_refused_and_said_once(caplog: pytest.LogCaptur
 
 
 @virtually
-async def test_anonymous_is_everybody_until_there_is_a_token(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+async def test_anonymous_is_everybody_until_there_is_a_token(store: FaultyStore, app: Bide) -> None:
     access, strict = Access(app, anonymous=True), Access(app)
     caller = await access.caller_of(None)
     assert (caller.name, caller.verbs, caller.topics) == ("anonymous", ALL_VERBS, ("*",))

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from tests.service.calling import Api, Running, at, running
 from tests.service.conftest import KEPT
 from tests.service.console.browsing import Browser
+from tests.service.test_access import make
 
 from bide.core.instants import In
 from bide.core.names import RESERVED_TOPICS, new_id
 from bide.core.options import encode_options
 from bide.core.records import Cancel, Filter, Found, NewTask, OnConflict, OutcomeKind, Page, Ref, Settlement
-from bide.engine.settings_store import SettingsStore
-from bide.service.authz import ALL_VERBS, Tokens, Verb
+from bide.service.authz import ALL_VERBS, Verb
 from bide.service.contract import CALLS
 from bide.stores.http import HttpStore
 from bide.stores.memory import MemoryStore
@@ -79,11 +79,9 @@ class Door:
         self.apis["all"] = self.make("all", ALL_VERBS, "*")
 
     def make(self, name: str, verbs: frozenset[Verb], topic: str) -> Api:
-        app = self.service.app
-        tokens = Tokens(SettingsStore(app.store, app.clock))
-        _, text = self.service.run(tokens.add(name, verbs=verbs, topics=(topic,), now=app.clock.now()))
-        self.texts[name] = text
-        return Api(self.service.url, text)
+        _, header = self.service.run(make(self.service.app, name, verbs, (topic,)))
+        self.texts[name] = header.removeprefix("Bearer ")
+        return Api(self.service.url, self.texts[name])
 
 
 @pytest.fixture(scope="module")
@@ -101,26 +99,20 @@ def test_every_call_is_here() -> None:
 
 @pytest.mark.parametrize(("name", "verb", "method", "path", "ask"), NEEDS, ids=str)
 def test_each_call_needs_its_verb(door: Door, name: str, verb: Verb, method: str, path: str, ask: Any) -> None:
+    """And its topic, and a token."""
     assert door.apis[verb.value](method, path, ask).status in (200, 201, 404, 409)
     reply = door.apis[f"all but {verb}"](method, path, ask)
     assert reply.status == 403
     assert reply.headers["www-authenticate"].startswith('Bearer realm="bide", error="insufficient_scope"')
 
-
-@pytest.mark.parametrize(("name", "verb", "method", "path", "ask"), NEEDS, ids=str)
-def test_each_call_needs_its_topic(door: Door, name: str, verb: Verb, method: str, path: str, ask: Any) -> None:
     other = path.replace(MINE, OTHERS)
     asked = None if ask is None else eval(repr(ask).replace(MINE, OTHERS))
     assert door.apis[verb.value](method, other, asked).status == 403
     assert door.apis["all"](method, other, asked).status in (200, 201, 404, 409)
 
-
-@pytest.mark.parametrize(("name", "verb", "method", "path", "ask"), NEEDS, ids=str)
-def test_nobody_is_refused(door: Door, name: str, verb: Verb, method: str, path: str, ask: Any) -> None:
     for token in (None, "bide_00000000_" + "A" * 43, "nonsense"):
-        api = Api(door.service.url, token)
-        reply = api(method, path, ask)
-        api.close()
+        with closing(Api(door.service.url, token)) as api:
+            reply = api(method, path, ask)
         assert reply.status == 401
         assert reply.headers["www-authenticate"].startswith('Bearer realm="bide"')
         assert ("invalid_token" in reply.headers["www-authenticate"]) is (token is not None)
@@ -271,12 +263,12 @@ def test_what_a_store_finds_too_much_goes_to_nobody() -> None:
 
 
 def test_what_is_for_everybody(door: Door) -> None:
-    api = Api(door.service.url)
-    for path in ("/healthz", "/readyz", "/openapi.json"):
-        assert api("GET", path).status == 200
-    assert api("GET", "/metrics").status == 401
-    assert api("GET", "/none").status == 404
-    api.close()
+    with closing(Api(door.service.url)) as api:
+        for path in ("/healthz", "/readyz", "/openapi.json"):
+            assert api("GET", path).status == 200
+            assert {"GET", "HEAD"} <= set(api("PROPFIND", path).headers["allow"].split(", "))
+        assert api("GET", "/metrics").status == 401
+        assert api("GET", "/none").status == 404
 
 
 def test_who_it_was_stands_in_the_log(door: Door) -> None:

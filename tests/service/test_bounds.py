@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import base64
 import gc
-import socket
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.service.calling import Api, Running, fresh_store, running
+from tests.service.calling import Api, Running, answered, connected, fresh_store, running
 from tests.service.conftest import KEPT
 from tests.service.console.browsing import Browser
 from tests.service.test_access import make
-from tests.waiting import PATIENCE, wait_until
+from tests.waiting import wait_until
 
 from bide import Bide
 from bide.core.errors import BadInput
@@ -39,24 +38,6 @@ GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 def one() -> Iterator[Running]:
     with running("memory:") as found:
         yield found
-
-
-def connected(one: Running) -> socket.socket:
-    return socket.create_connection((urlsplit(one.url).hostname, urlsplit(one.url).port), PATIENCE)
-
-
-def answered(one: Running, *sent: bytes) -> bytes:
-    """What comes back until the connection ends, or as much of it as came before it was cut."""
-    with connected(one) as client:
-        found = b""
-        try:
-            for part in sent:
-                client.sendall(part)
-            while part := client.recv(65_536):
-                found += part
-        except (ConnectionResetError, BrokenPipeError):
-            pass
-        return found
 
 
 def test_headers_end_at_64_kib(one: Running) -> None:
@@ -307,23 +288,13 @@ class Ground(NamedTuple):
 @pytest.fixture(scope="module", params=["memory", "sqlite", "redis", "postgres"])
 def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
     with fresh_store(request) as url, running(url, **KEPT) as one, ExitStack() as stack:
-
-        async def fill() -> None:
-            app = one.app
-            tasks = [
-                app.new(
-                    topic,
-                    f"SECRET {topic}" if topic != MINE else "mine",
-                    key=f"{key}-of-{topic}",
-                    group=GROUP,
-                    delay="1h",
-                )
-                for topic in (MINE, *OTHERS[:-1])
-                for key in "abc"
-            ]
-            await app.schedule_many(tasks)
-
-        one.run(fill())
+        payloads = {MINE: "mine"} | {topic: f"SECRET {topic}" for topic in OTHERS[:-1]}
+        tasks = [
+            one.app.new(topic, payload, key=f"{key}-of-{topic}", group=GROUP, delay="1h")
+            for topic, payload in payloads.items()
+            for key in "abc"
+        ]
+        one.run(one.app.schedule_many(tasks))
         _, root = one.run(make(one.app, "root", ALL_VERBS))
         _, header = one.run(make(one.app, "narrow", frozenset({Verb.READ, Verb.CANCEL}), (MINE,)))
         token = header.removeprefix("Bearer ")
@@ -381,7 +352,8 @@ def test_no_cursor_leads_to_what_is_others(ground: Ground, data: st.DataObject) 
     check(ground, ground.find({name: text for name, text in where.items() if name != "state"}, cursor))
     for path in (f"/tasks?{asked}", f"/tasks?{urlencode({'group': GROUP, 'cursor': cursor})}",
                  f"/dead?list=yes&{urlencode({'topic': MINE, 'cursor': cursor})}"):  # fmt: skip
-        page = ground.browser.get(path)
+        session = f"{COOKIE}={ground.browser.cookies[COOKIE]}"
+        page = ground.browser.api("GET", path, headers={"cookie": session, "accept": "text/html"})
         assert page.status in (200, 422), page
         check(ground, page.body)
 
@@ -396,6 +368,7 @@ def near(real: str) -> st.SearchStrategy[str]:
     return st.one_of(HEADER, changed, places.map(lambda one: real[:one]), HEADER.map(lambda one: real + one))
 
 
+@pytest.mark.parametrize("ground", ["memory"], indirect=True)
 @given(data=st.data())
 @settings(max_examples=100)
 def test_no_other_token_cookie_or_second_value_counts(ground: Ground, data: st.DataObject) -> None:

@@ -270,23 +270,13 @@ def test_a_change_whose_answer_was_lost_is_a_line_too(caplog: pytest.LogCaptureF
     assert many.getMessage() == "ann: cancel many: the outcome is unknown"
 
 
-class At:
-    """A clock to be set."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_refusals_cannot_fill_a_disk(caplog: pytest.LogCaptureFixture) -> None:
-    clock = At()
-    refusals = Refusals(clock)
+    now = 0.0
+    refusals = Refusals(lambda: now)
     for _ in range(5_000):
         refusals.note(Unauthorized("no"), "203.0.113.7")
     assert len(lines(caplog)) == 10, "one peer"
-    clock.now = 10.0
+    now = 10.0
     refusals.note(Unauthorized("no"), "203.0.113.7")
     refusals.note(Unauthorized("no"), "203.0.113.7")
     assert len(lines(caplog)) == 11, "and one more every ten seconds"
@@ -294,14 +284,14 @@ def test_refusals_cannot_fill_a_disk(caplog: pytest.LogCaptureFixture) -> None:
 
     caplog.clear()
     for number in range(20_000):
-        clock.now += 0.01
+        now += 0.01
         refusals.note(Unauthorized("no"), f"2001:db8:{number >> 16:x}:{number & 0xFFFF:x}::1")
     assert 280 <= len(lines(caplog)) <= 310, "200 s from 20,000 networks: a hundred, and one a second"
     assert len(refusals._peers) <= Refusals.MOST_PEERS, "what is remembered of them is bounded"
 
 
 def test_one_who_is_refused_often_does_not_hide_another(caplog: pytest.LogCaptureFixture) -> None:
-    refusals = Refusals(At())
+    refusals = Refusals(lambda: 0.0)
     for _ in range(100):
         refusals.note(Forbidden(Verb.CANCEL, "pay", "ann"), "203.0.113.7")
     refusals.note(Forbidden(Verb.CANCEL, "pay", "bob"), "203.0.113.7")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,15 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 from prometheus_client.parser import text_string_to_metric_families
+from tests.engine.conftest import stores
 from tests.waiting import PATIENCE, elapse, in_virtual_time, until
 
-from bide import Bide, Dead, Defer, Done, Every, Fixed, Retry, SetupError, StoreFull, StoreUnavailable, Task
+from bide import BadInput, Bide, Dead, Defer, Done, Every, Fixed, Retry, SetupError, StoreFull, StoreUnavailable, Task
 from bide.core.instants import At
-from bide.core.records import Lease, OutcomeKind, State
+from bide.core.records import Filter, Lease, OutcomeKind, Page, State
 from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
-from bide.ports import Features, Policy, Store
+from bide.ports import Features, Policy, Store, Wakes
 from bide.service.health import Health, Level
 from bide.service.metrics import OPERATIONS, BoundedLabels, Metrics, Series, TimedStore
 from bide.stores.memory import MemoryStore
@@ -51,6 +53,10 @@ class Measured:
     async def overdue(self, topic: str, key: str, by: int) -> None:
         """A task that nobody has taken for so many milliseconds."""
         await self.memory.add([self.app.new(topic, key=key, delay="0s")], now=self.app.clock.now() - by)
+
+    def errors(self) -> list[Sample]:
+        """Of the store."""
+        return [sample for sample, value in self.samples.items() if sample[0] == "bide_store_errors_total" and value]
 
     def __call__(self, name: str, **labels: str) -> float | None:
         return self.samples.get((name, frozenset(labels.items())))
@@ -168,15 +174,10 @@ async def test_store_calls_are_timed_and_their_errors_counted(measured: Measured
 
 
 async def test_a_mistake_of_the_caller_is_no_error_of_the_store(measured: Measured) -> None:
-    from bide.core.errors import BadInput
-    from bide.core.records import Filter, Page
-
     with pytest.raises(BadInput):
         await measured.app.store.find(Filter(), Page(cursor="not one of ours"))
     await measured.scrape()
-    assert not [
-        sample for sample, value in measured.samples.items() if sample[0] == "bide_store_errors_total" and value
-    ]
+    assert not measured.errors()
 
 
 def test_a_timed_store_can_do_what_it_could() -> None:
@@ -358,8 +359,6 @@ async def test_occurrences_that_did_not_run_are_counted(measured: Measured) -> N
 
 
 async def test_wakes_and_dropped_events_are_added_up(measured: Measured) -> None:
-    from bide.ports import Wakes
-
     measured.metrics.working(Wakes(notifications=2, by_notification=1, by_alarm=3, by_cap=4, missed=1))
     await measured.scrape()
     assert measured("bide_notification_age_seconds") is None
@@ -388,8 +387,6 @@ class Timed(MemoryStore):
         return replace(super().features, clock=self)
 
     async def time(self) -> int:
-        import time
-
         return time.time_ns() // 1_000_000 + 90_000
 
     def clock(self) -> None:
@@ -444,53 +441,18 @@ def test_a_histogram_puts_each_value_where_it_belongs() -> None:
     assert series.total == pytest.approx(6.2000001)
 
 
-def test_few_values_of_a_label_are_themselves() -> None:
-    few = BoundedLabels(2)
-    assert [few.label(value) for value in ("a", "b", "c", "a", "d")] == ["a", "b", "other", "a", "other"]
-
-
 def abilities(store: Store) -> list[str]:
     """The names of its features."""
     return [name for name, feature in asdict(store.features).items() if feature is not None]
 
 
-@pytest.fixture(params=["sqlite", "redis", "postgres", "mysql"])
-async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of a store that is nobody else's, with its schema made."""
-    kind = request.param
-    if kind == "sqlite":
-        return f"sqlite:///{tmp_path}/every.db"
-    server: str = request.getfixturevalue(f"{kind}_url")
-    if kind == "redis":
-        return f"{server}?namespace={request.getfixturevalue('redis_namespace')}"
-    found = f"{server}?schema={request.getfixturevalue(f'{kind}_schema')}"
-    if kind == "postgres":
-        from bide.stores.postgres.schema import SCHEMA as POSTGRES
-
-        await POSTGRES.migrate(found)
-    else:
-        from bide.stores.mysql.schema import SCHEMA as MYSQL
-
-        await MYSQL.migrate(found)
-    return found
-
-
-async def exposed(metrics: Metrics) -> dict[str, float]:
-    """What Prometheus would read, by name and labels."""
-    text, _ = await metrics.exposition()
-    return {
-        f"{sample.name}{sorted(sample.labels.values())}": sample.value
-        for family in text_string_to_metric_families(text.decode())
-        for sample in family.samples
-    }
-
-
-async def test_each_store_is_timed_and_can_do_what_it_could(url: str) -> None:
-    async with Bide(url) as plain:
+@stores("sqlite", "redis", "postgres", "mysql")
+async def test_each_store_is_timed_and_can_do_what_it_could(store_url: str) -> None:
+    async with Bide(store_url) as plain:
         could = abilities(plain.store)
 
-    app = Bide(url)
-    metrics = Metrics(app, tally_every=0, patience=PATIENCE)
+    app = Bide(store_url)
+    read = Measured(app)
     health = Health(app, every=0, patience=PATIENCE)
 
     async def well() -> bool:  # a machine that stands still between the two clocks makes them differ
@@ -503,29 +465,29 @@ async def test_each_store_is_timed_and_can_do_what_it_could(url: str) -> None:
     async with app:
         assert abilities(app.store) == could
         _: bool = await until(well, "all to be well")
-        before = await exposed(metrics)
+        await read.scrape()
+        calls = "bide_store_call_seconds_count"
+        before = {operation: read(calls, operation=operation) or 0 for operation in ("add", "change")}
         await post.schedule(None, key="later", delay="1h")
         await app.schedule_many([post.new(None, key="soon", delay="0s")])
         await app.fire_now("post", "later")
-        read: dict[str, float] = {}
 
         async def counted() -> bool:  # a count that took long is not begun anew at once
-            read.update(await exposed(metrics))
-            return read.get("bide_tasks['post', 'waiting']") == 2
+            await read.scrape()
+            return read("bide_tasks", topic="post", state="waiting") == 2
 
         _ = await until(counted, "both to be counted")
-        assert read["bide_tasks_due['post']"] == 2
-        assert read["bide_counts_at_limit[]"] == 0
-        assert ("bide_clock_skew_seconds[]" in read) is (app.store.features.clock is not None)
-        for operation, calls in (("add", 2), ("change", 1)):
-            name = f"bide_store_call_seconds_count['{operation}']"
-            assert read[name] - before[name] == calls, f"{operation}: each call once"
+        assert read("bide_tasks_due", topic="post") == 2
+        assert read("bide_counts_at_limit") == 0
+        assert (read("bide_clock_skew_seconds") is not None) is (app.store.features.clock is not None)
+        for operation, number in (("add", 2), ("change", 1)):
+            assert read(calls, operation=operation) == before[operation] + number, f"{operation}: each call once"
 
         async with app.worker() as worker:
             await worker.until_empty()
-        read = await exposed(metrics)
-        assert read["bide_outcomes_total['done', 'post']"] == 2
-        assert read["bide_lateness_seconds_count['post']"] == 2
+        await read.scrape()
+        assert read("bide_outcomes_total", topic="post", verdict="done") == 2
+        assert read("bide_lateness_seconds_count", topic="post") == 2
         for operation in ("lease", "settle"):
-            assert read[f"bide_store_call_seconds_count['{operation}']"] >= 1
-        assert not [name for name, value in read.items() if name.startswith("bide_store_errors_total") and value]
+            assert (read(calls, operation=operation) or 0) >= 1
+        assert not read.errors()

@@ -7,26 +7,33 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
 from tests.service.calling import Api, Running, at, running
+from tests.service.test_access import make
 from tests.waiting import pause, wait_until
 
 from bide import BadInput, Bide, SetupError, SystemClock, Task
 from bide.core.instants import Millis
 from bide.core.records import Leased, Topic
 from bide.engine import pauses
-from bide.engine.settings_store import SettingsStore
 from bide.ports import StoreFacade
 from bide.ports.remote import LeaseRequest
-from bide.service.authz import Caller, Tokens, Verb
+from bide.service.authz import Caller, Verb
 from bide.service.remote.operations import StoreOperations
 from bide.stores.memory import MemoryStore
 
 
 def pause_of(topic: str) -> str:
     return at(topic, "").removesuffix("/tasks/") + "/pause"
+
+
+@pytest.fixture
+def service(small: Running) -> Running:
+    """Of the stores, tests/engine/test_pauses.py pauses on each."""
+    return small
 
 
 @pytest.fixture
@@ -37,11 +44,8 @@ def topic(api: Api) -> Iterator[str]:
     api("DELETE", pause_of(name))
 
 
-def token(service: Running, name: str, verbs: set[Verb], *topics: str) -> str:
-    app = service.app
-    tokens = Tokens(SettingsStore(app.store, app.clock))
-    adding = tokens.add(name, verbs=frozenset(verbs), topics=topics, now=app.clock.now())
-    return service.run(adding)[1]
+def token(service: Running, name: str, verbs: set[Verb], topic: str) -> str:
+    return service.run(make(service.app, name, frozenset(verbs), (topic,)))[1].removeprefix("Bearer ")
 
 
 def topics(api: Api) -> dict[str, Any]:
@@ -156,10 +160,13 @@ def test_paths_and_bodies_that_are_not_accepted(plain: Api) -> None:
 
 
 def test_it_takes_the_verb_admin_and_looking_takes_read(caplog: pytest.LogCaptureFixture) -> None:
-    with running("memory:") as service:
-        admin = Api(service.url, token(service, "boss", {Verb.ADMIN, Verb.READ}, "order.*"))
-        user = Api(service.url, token(service, "user", set(Verb) - {Verb.ADMIN}, "*"))
-        blind = Api(service.url, token(service, "blind", {Verb.SCHEDULE, Verb.ADMIN}, "*"))
+    with running("memory:") as service, ExitStack() as stack:
+
+        def caller(name: str, verbs: set[Verb], topic: str = "*") -> Api:
+            return stack.enter_context(closing(Api(service.url, token(service, name, verbs, topic))))
+
+        admin = caller("boss", {Verb.ADMIN, Verb.READ}, "order.*")
+        user, blind = caller("user", set(Verb) - {Verb.ADMIN}), caller("blind", {Verb.SCHEDULE, Verb.ADMIN})
         caplog.set_level(logging.INFO, "bide.audit")
         assert user("PUT", pause_of("order.close")).status == 403
         assert admin("PUT", pause_of("mail")).status == 403
@@ -170,29 +177,23 @@ def test_it_takes_the_verb_admin_and_looking_takes_read(caplog: pytest.LogCaptur
         assert blind("GET", "/v1/topics").status == 403
         assert blind.done("PUT", at("order.close", "k"), {"delay": "1h"})["paused"] is True
         admin.done("DELETE", pause_of("order.close"))
-        lines = [record for record in caplog.records if getattr(record, "verb", None) in ("pause", "resume")]
-        assert [record.message for record in lines if record.levelno == logging.INFO] == [
-            "boss: pause order.close: paused", "blind: pause mail: paused", "boss: resume order.close: resumed",
-        ]  # fmt: skip
-        for api in (admin, user, blind):
-            api.close()
+    lines = [record for record in caplog.records if getattr(record, "verb", None) in ("pause", "resume")]
+    assert [record.message for record in lines if record.levelno == logging.INFO] == [
+        "boss: pause order.close: paused", "blind: pause mail: paused", "boss: resume order.close: resumed",
+    ]  # fmt: skip
 
 
 def test_it_survives_a_restart(tmp_path: Any) -> None:
     url = f"sqlite:///{tmp_path}/tasks.db"
-    with running(url) as service:
-        api = Api(service.url)
+    with running(url) as service, closing(Api(service.url)) as api:
         api.done("PUT", pause_of("t"))
         api.put("t", "k", delay="0s")
-        api.close()
-    with running(url) as service:
-        api = Api(service.url)
+    with running(url) as service, closing(Api(service.url)) as api:
         assert api.done("PUT", at("t", "more"), {"delay": "1h"})["paused"] is True, "it is known from the start"
         assert api.done("POST", "/v1/lease", {"topics": {"t": 1}}) == {"tasks": [], "paused": ["t"]}
         shown = api("GET", "/metrics").body.decode()
         assert 'bide_topic_paused{topic="t"} 1.0' in shown
         assert shown.count("bide_topic_paused{") == 1
-        api.close()
 
 
 # --- apps over the service

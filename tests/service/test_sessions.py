@@ -39,7 +39,6 @@ from bide.service.access import (
 )
 from bide.service.authz import Unauthorized
 from bide.testing.faults import FaultyStore
-from bide.testing.virtual import VirtualLoop
 
 HOST = "bide.example:8420"
 
@@ -92,7 +91,7 @@ async def test_two_services_of_one_store_know_each_others_sessions(tmp_path: Pat
 
 
 @virtually
-async def test_a_session_ends_by_itself_and_with_its_token(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+async def test_a_session_ends_by_itself_and_with_its_token(store: FaultyStore, app: Bide) -> None:
     sessions = sessions_of(app)
     token, header = await make(app)
     lasting = await sessions.begin(header.split()[1])
@@ -162,7 +161,7 @@ async def test_whoever_reads_the_store_has_no_session() -> None:
 
 
 @virtually
-async def test_leaving_ends_the_session_at_every_instance(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+async def test_leaving_ends_the_session_at_every_instance(store: FaultyStore, app: Bide) -> None:
     here, there = sessions_of(app), sessions_of(app)
     _, header = await make(app)
     mine, other = await here.begin(header.split()[1]), await here.begin(header.split()[1])
@@ -179,7 +178,7 @@ async def test_leaving_ends_the_session_at_every_instance(loop: VirtualLoop, sto
 
 
 @virtually
-async def test_a_token_begins_no_flood_of_sessions(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+async def test_a_token_begins_no_flood_of_sessions(store: FaultyStore, app: Bide) -> None:
     sessions = sessions_of(app)
     _, header = await make(app)
     _, other = await make(app, "other")
@@ -193,9 +192,7 @@ async def test_a_token_begins_no_flood_of_sessions(loop: VirtualLoop, store: Fau
 
 
 @virtually
-async def test_sessions_cost_the_store_little_and_begin_where_it_is_full(
-    loop: VirtualLoop, store: FaultyStore, app: Bide
-) -> None:
+async def test_sessions_cost_the_store_little_and_begin_where_it_is_full(store: FaultyStore, app: Bide) -> None:
     sessions = sessions_of(app)
     _, header = await make(app)
     store.fault = lambda point: StoreFull("full") if point == "add:before" else None
@@ -236,7 +233,7 @@ async def test_what_changes_something_must_come_from_a_page_of_the_session() -> 
 
 
 @virtually
-async def test_anonymous_sessions_end_when_there_is_a_token(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+async def test_anonymous_sessions_end_when_there_is_a_token(store: FaultyStore, app: Bide) -> None:
     sessions = sessions_of(app, anonymous=True)
     session = await sessions.begin_anonymous()
     assert (await sessions.of(session.cookie)).caller.name == "anonymous"

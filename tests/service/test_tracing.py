@@ -62,6 +62,14 @@ def id_of(span: ReadableSpan) -> tuple[int, int]:
     return span.context.trace_id, span.context.span_id
 
 
+def attributes_of(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+async def nothing(task: Task[Any]) -> None:
+    """A handler that has nothing to do."""
+
+
 def links_of(span: ReadableSpan) -> list[tuple[int, int]]:
     return [(link.context.trace_id, link.context.span_id) for link in span.links]
 
@@ -84,12 +92,12 @@ async def test_a_delivery_links_to_its_schedule_and_is_a_trace_of_its_own(traced
     assert links_of(delivered) == [id_of(scheduled)]
     assert id_of(delivered)[0] != id_of(scheduled)[0]
     assert answer.record is not None
-    assert dict(scheduled.attributes or {}) == {
+    assert attributes_of(scheduled) == {
         "messaging.system": "bide", "messaging.destination.name": "order.close",
         "messaging.operation.name": "schedule", "messaging.operation.type": "create",
         "messaging.message.id": answer.record.id, "bide.key": "42", "bide.answer": "created",
     }  # fmt: skip
-    seen = dict(delivered.attributes or {})
+    seen = attributes_of(delivered)
     assert isinstance(seen.pop("bide.token"), int)
     assert seen == {
         "messaging.system": "bide", "messaging.destination.name": "order.close",
@@ -114,10 +122,8 @@ async def test_every_attempt_links_to_the_same_schedule_and_a_failed_one_is_an_e
     await traced.work()
 
     deliveries = traced.spans("deliver post")
-    assert [span.attributes and span.attributes["bide.outcome"] for span in deliveries] == [
-        "retry", "retry", "defer", "dead",
-    ]  # fmt: skip
-    assert [span.attributes and span.attributes["bide.attempt"] for span in deliveries] == [1, 2, 3, 3]
+    told = [(attributes_of(span)["bide.outcome"], attributes_of(span)["bide.attempt"]) for span in deliveries]
+    assert told == [("retry", 1), ("retry", 2), ("defer", 3), ("dead", 3)]
     error, unset = StatusCode.ERROR, StatusCode.UNSET
     assert [span.status.status_code for span in deliveries] == [error, error, unset, error]
     assert [span.status.description for span in deliveries] == ["ValueError: no\nluck", "busy", None, "never"]
@@ -126,14 +132,11 @@ async def test_every_attempt_links_to_the_same_schedule_and_a_failed_one_is_an_e
     assert len({id_of(span)[0] for span in deliveries}) == 4
     [event] = deliveries[0].events
     assert event.name == "exception"
-    assert deliveries[0].attributes is not None
-    assert deliveries[0].attributes["error.type"] == "ValueError"
+    assert attributes_of(deliveries[0])["error.type"] == "ValueError"
 
 
 async def test_what_a_handler_schedules_is_part_of_its_delivery(traced: Traced) -> None:
-    @traced.app.handler("second")
-    async def second(task: Task[Any]) -> None:
-        """The end of the chain."""
+    second = traced.app.handler("second")(nothing)
 
     @traced.app.handler("first")
     async def first(task: Task[Any]) -> None:
@@ -161,10 +164,7 @@ async def test_a_plain_handler_in_its_thread_is_in_the_delivery_too(traced: Trac
 
 
 async def test_each_task_of_a_batch_has_a_span_of_its_own(traced: Traced) -> None:
-    @traced.app.handler("post")
-    async def post(task: Task[Any]) -> None:
-        """Nothing to do."""
-
+    post = traced.app.handler("post")(nothing)
     await traced.app.schedule_many([post.new(None, key=key, delay="0s") for key in ("a", "b")])
     await traced.work()
     scheduled = {id_of(span) for span in traced.spans("schedule post")}
@@ -189,8 +189,7 @@ async def test_a_handler_that_is_cancelled_says_so(traced: Traced) -> None:
     await slow.schedule(None, key="a", delay="0s")
     await traced.work()
     span = traced.span("deliver slow")
-    assert span.attributes is not None
-    assert span.attributes["bide.outcome"] == "cancelled"
+    assert attributes_of(span)["bide.outcome"] == "cancelled"
     assert span.status.status_code is StatusCode.ERROR
 
 
@@ -227,10 +226,7 @@ async def test_a_trace_never_has_a_task_refused(traced: Traced) -> None:
     "options", [b"", b"\xff\xff", b"\x81\xa7headers\x81\xabtraceparent\xa4junk"], ids=["none", "damaged", "no context"]
 )
 async def test_without_a_usable_context_there_is_no_link(traced: Traced, options: bytes) -> None:
-    @traced.app.handler("post")
-    async def post(task: Task[Any]) -> None:
-        """Nothing to do."""
-
+    post = traced.app.handler("post")(nothing)
     made = post.new(None, key="a", delay="0s")
     await traced.app.schedule_new(NewTask(made.topic, made.key, made.id, made.due, made.payload, None, options))
     await traced.work()

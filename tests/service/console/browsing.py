@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
@@ -21,18 +21,21 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'\u202e{{1234567*7654321}}</script>"
 _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 
 
-def be_patient(patch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
     """Pages wait for their store until it is a hang, and look at it anew each time, also on a machine that is slow."""
-    patch.setattr(pages, "PATIENCE", PATIENCE)
-    for module in (bulk, dead_letters, timeline):
-        patch.setattr(module, "_PATIENCE", PATIENCE)
     refresh = CachedQuery._refresh
 
     async def refresh_each_time(self: CachedQuery[Any]) -> None:
         await refresh(self)
         self._again_at = float("-inf")
 
-    patch.setattr(CachedQuery, "_refresh", refresh_each_time)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "PATIENCE", PATIENCE)
+        for module in (bulk, dead_letters, timeline):
+            patch.setattr(module, "_PATIENCE", PATIENCE)
+        patch.setattr(CachedQuery, "_refresh", refresh_each_time)
+        yield
 
 
 class Element(NamedTuple):

@@ -7,17 +7,10 @@ from contextlib import ExitStack, closing
 
 import pytest
 from tests.service.calling import Running, fresh_store, running
-from tests.service.console.browsing import Browser, be_patient
+from tests.service.console.browsing import Browser, patient
 
+__all__ = ["patient"]
 Visit = Callable[..., Browser]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def patient() -> Iterator[None]:
-    """Where the store is not to be silent."""
-    with pytest.MonkeyPatch.context() as patch:
-        be_patient(patch)
-        yield
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])

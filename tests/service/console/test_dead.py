@@ -4,35 +4,12 @@ from __future__ import annotations
 
 from urllib.parse import urlencode
 
+from tests.insight.dying import let_die
 from tests.service.calling import Running, running
 from tests.service.console.browsing import Browser, over
 from tests.service.console.conftest import Visit
-from tests.service.test_access import make
 
-from bide.core.records import OutcomeKind, Settlement, State
-from bide.service.authz import Verb
-
-DAY = 86_400_000
-
-
-def let_die(one: Running, topic: str, errors: dict[str, str | None]) -> None:
-    """Tasks that died of these errors, by key."""
-
-    async def work() -> None:
-        app = one.app
-        await app.schedule_many([app.new(topic, None, key=key, delay="0s") for key in errors])
-        left = set(errors)
-        while left:
-            now = app.clock.now()
-            leased = await app.store.lease({topic: 1_000}, now=now, until=now + DAY, holder="w")
-            settled = [
-                Settlement(topic, one.key, one.token, OutcomeKind.DEAD, keep_until=now + DAY, error=errors[one.key])
-                for one in leased.tasks
-            ]
-            assert all(await app.store.settle(settled, now=app.clock.now()))
-            left -= {one.key for one in leased.tasks}
-
-    one.run(work())
+from bide.core.records import State
 
 
 def number(one: Running, topic: str, state: State) -> int:
@@ -43,8 +20,14 @@ def test_the_groups_and_every_way_to_send_them_again(url: str, visit: Visit) -> 
     with running(url) as one:
         browser = visit(one)
         assert "Nothing is dead." in browser.open("/dead?fresh=yes").words
-        let_die(one, "pay", {f"p{n:02}": f"HTTP 503 after {n} s" if n < 20 else f"KeyError: 'k{n}'" for n in range(26)})
-        let_die(one, "mail", {"m": None})
+        one.run(
+            let_die(
+                one.app,
+                "pay",
+                {f"p{n:02}": f"HTTP 503 after {n} s" if n < 20 else f"KeyError: 'k{n}'" for n in range(26)},
+            )
+        )
+        one.run(let_die(one.app, "mail", {"m": None}))
         page = browser.open("/dead?fresh=yes")
         assert "27 dead tasks" in page.words
         assert "pay HTTP 503 after # s" in page.words
@@ -94,13 +77,13 @@ def test_the_groups_and_every_way_to_send_them_again(url: str, visit: Visit) -> 
 
 
 def test_many_are_sent_again_at_a_steady_pace(one: Running, browser: Browser) -> None:
-    let_die(one, "t", {f"k{n}": "x" for n in range(101)})
+    one.run(let_die(one.app, "t", {f"k{n}": "x" for n in range(101)}))
     browser.send([("verb", "redrive"), ("scope", "matching"), ("topic", "t"), ("state", "dead"), ("error", "x")])
     assert dict(browser.page.form("Redrive: 101 tasks").fields)["pace"] == "100"
 
 
 def test_the_list_behind_a_group_goes_on(one: Running, browser: Browser) -> None:
-    let_die(one, "t", {f"k{n:02}": "x" for n in range(12)})
+    one.run(let_die(one.app, "t", {f"k{n:02}": "x" for n in range(12)}))
     page = browser.open("/dead?topic=t&error=x&limit=5")
     seen = [value for _, value in page.form("Redrive the ticked ones").boxes]
     while (following := [link for link in page.hrefs if "cursor=" in link]) != []:
@@ -110,24 +93,3 @@ def test_the_list_behind_a_group_goes_on(one: Running, browser: Browser) -> None
     assert "This group has no dead tasks" in browser.open("/dead?topic=t&error=y").words
     assert browser.open("/dead?error=x").words
     assert browser.status == 422
-
-
-def test_one_sees_what_one_may(one: Running, browser: Browser) -> None:
-    for topic in ("mine.a", "theirs"):
-        let_die(one, topic, {"k": f"broken {topic}"})
-    _, header = one.run(make(one.app, "ann", frozenset({Verb.READ}), ("mine.*",)))
-    _, blind = one.run(make(one.app, "cy", frozenset({Verb.WORK})))
-    for path in ("/dead", "/changes"):
-        assert browser.log_in(blind, path).status == 403
-    browser.log_in(header)
-    page = browser.open("/dead?fresh=yes")
-    assert "1 dead task " in page.words
-    assert "mine.a" in page.words
-    assert "theirs" not in page.words
-    assert [form for form in page.forms if form.action == "/changes"] == []
-    browser.open("/dead?topic=theirs")
-    assert browser.status == 403
-    browser.open("/dead?topic=theirs&error=x")
-    assert browser.status == 403
-    page = browser.open("/dead?topic=mine.a&list=yes")
-    assert "Redrive the ticked ones" not in page.words

@@ -11,9 +11,7 @@ from tests.service.console.conftest import Visit
 from tests.service.test_access import make
 
 from bide.core.instants import Millis
-from bide.engine.settings_store import SettingsStore
-from bide.service.access import COOKIE, FRESH
-from bide.service.authz import Tokens, Verb
+from bide.service.access import COOKIE
 from bide.testing import ManualClock
 
 START: Millis = 1_900_000_020_000
@@ -115,17 +113,6 @@ def test_another_sites_page_logs_nobody_in_or_out(browser: Browser, token: str) 
             assert "You may not do this" in page.text
 
 
-def test_a_token_for_some_topics(one: Running, browser: Browser) -> None:
-    _, header = one.run(make(one.app, "bo", verbs=frozenset({Verb.READ}), topics=("order.*",)))
-    assert browser.log_in(header).status == 200
-    for path in ("/tasks/mail.send/1", "/tasks?topic=mail.send"):
-        page = browser.get(path)
-        assert page.status == 403
-        assert "\u2068bo\u2069 may not read on topic \u2068mail.send\u2069: their token does not say so" in page.text
-    browser.language = "zh"
-    assert "不能对主题 \u2068mail.send\u2069 执行 read" in browser.get("/tasks/mail.send/1").text
-
-
 def test_a_session_that_ends_while_a_page_is_open(
     one: Running, browser: Browser, token: str, clock: ManualClock
 ) -> None:
@@ -139,22 +126,6 @@ def test_a_session_that_ends_while_a_page_is_open(
     form = browser.post("/changes", {"verb": "cancel"}, referer=f"http://{browser.host}/tasks?state=due")
     assert led_to(form) == "/login?next=%2Ftasks%3Fstate%3Ddue"
     assert led_to(browser.get("/tasks")) == "/login?next=%2Ftasks"
-
-
-def test_a_session_ends_with_its_token(one: Running, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    token, header = one.run(make(one.app, "ann"))
-    one.run(make(one.app, "bo"))
-    assert browser.log_in(header).status == 200
-    one.run(Tokens(SettingsStore(one.app.store, one.app.clock)).revoke(token.id))
-    one.run(_as_if_later(one))
-    assert led_to(browser.get("/tasks")) == "/login?next=%2Ftasks"
-
-
-async def _as_if_later(one: Running) -> None:
-    """What is known of the tokens is as old as it may get."""
-    assert one.serving.service is not None
-    access = one.serving.service._access
-    access._read_at -= FRESH
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from tests.servers.fixtures import StartsRedis
-from tests.service.calling import Running, running
+from tests.insight.dying import let_die
+from tests.service.calling import Gated, Running, running
 from tests.service.console.browsing import Browser
 from tests.service.console.conftest import Visit
 from tests.service.test_access import make
 from tests.waiting import wait_until
 
+from bide import Bide, Every
 from bide.core.errors import OutcomeUnknown, StoreCorrupt, StoreFull, StoreUnavailable
+from bide.core.names import new_id
 from bide.service.access import COOKIE
+from bide.service.authz import Verb
 from bide.service.console import pages
 from bide.stores.memory import MemoryStore
 from bide.testing import FaultyStore
@@ -119,10 +120,12 @@ def test_too_many_fields(browser: Browser) -> None:
 def test_what_changes_something_must_come_from_our_page(one: Running, browser: Browser, visit: Visit) -> None:
     browser.get("/tasks")
     csrf = browser.get("/tasks").csrf
-    for fields in ({}, {"csrf": ""}, {"csrf": csrf[:-1] + ("A" if csrf[-1] != "A" else "B")}, {"csrf": "é"}):
-        page = browser.post("/changes", fields)
-        assert page.status == 403
-        assert "this form belongs to another session" in page.text
+    for path in ("/changes", f"/changes/{new_id()}/stop", "/topics/t/pause", "/topics/t/resume", "/recurring"):
+        for fields in ({}, {"csrf": ""}, {"csrf": csrf[:-1] + ("A" if csrf[-1] != "A" else "B")}, {"csrf": "é"}):
+            page = browser.post(path, fields)
+            assert page.status == 403
+            assert "this form belongs to another session" in page.text
+    assert one.run(one.app.paused()) == {}
     for headers in (
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},
@@ -136,6 +139,68 @@ def test_what_changes_something_must_come_from_our_page(one: Running, browser: B
     assert other.post("/changes", {"csrf": csrf}).status == 403
     assert browser.post("/changes", {"csrf": csrf, "verb": "none"}).status == 422
     assert browser("POST", "/changes", b"\x00\xff", {"content-type": "multipart/form-data"}).status == 422
+
+
+PAGES = ("/", "/overview/live", "/topics", "/timeline", "/tasks", "/dead?fresh=yes", "/recurring", "/changes")
+OF_A_TOPIC = (
+    "/topics/{}", "/timeline?topic={}", "/tasks?topic={}", "/tasks/{}/1", "/tasks/{}/1/live", "/tasks/{}/1/payload",
+    "/tasks/{}/none", "/dead?topic={}", "/dead?topic={}&error=x", "/dead?topic={}&list=yes", "/recurring?topic={}",
+    "/recurring/{}/recurs",
+)  # fmt: skip
+
+
+async def _work(app: Bide, topic: str) -> None:
+    """Something of everything."""
+    await app.schedule_many([app.new(topic, key=key, delay="1h") for key in ("1", "2")])
+    await app.recurring.add(topic, Every("1h"), key="recurs")
+    await let_die(app, topic, {"dead": f"broken {topic}"})
+    await app.pause(topic)
+    await app.history.flush()
+
+
+def test_everybody_sees_their_own_topics_alone(visit: Visit) -> None:
+    with running("memory:") as one:
+        for topic in ("shop.order", "bank.payment"):
+            one.run(_work(one.app, topic))
+        whole, shop, blind = (
+            one.run(make(one.app, name, frozenset({verb}), (topics,)))[1]
+            for name, verb, topics in (
+                ("whole", Verb.READ, "*"), ("shop", Verb.READ, "shop.*"), ("blind", Verb.SCHEDULE, "*"),
+            )
+        )  # fmt: skip
+        browser = visit(one)
+        for path in PAGES:
+            assert browser.get(path).status == 303, "to the login"
+        browser.log_in(blind)
+        for path in PAGES:
+            page = browser.get(path)
+            assert page.status == 403, path
+            assert "may not read over all topics" in page.text
+            assert b"bank" not in page.body
+
+        browser.log_in(whole)
+        counted = {series["name"]: sum(series["counts"]) for series in browser.get("/timeline").chart["series"]}
+        assert counted.keys() == {"shop.order", "bank.payment"}
+        browser.log_in(shop)
+        for path in PAGES:
+            page = browser.get(path)
+            assert page.status == 200, path
+            assert b"bank" not in page.body, path
+            assert b"shop.order" in page.body or path == "/changes"
+        for path in OF_A_TOPIC:
+            page = browser.get(path.format("bank.payment"))
+            assert page.status == 403, path
+            denied = "\u2068shop\u2069 may not read on topic \u2068bank.payment\u2069: their token does not say so"
+            assert denied in page.text
+        browser.language = "zh"
+        assert "不能对主题 \u2068bank.payment\u2069 执行 read" in browser.get("/tasks/bank.payment/1").text
+        browser.language = "en"
+        [series] = browser.get("/timeline").chart["series"]
+        assert sum(series["counts"]) == counted["shop.order"]
+        page = browser.get("/dead")
+        assert "1 dead task " in page.words
+        assert "/changes" not in page.actions, "who may read may not redrive"
+        assert "Redrive the ticked ones" not in browser.get("/dead?topic=shop.order&list=yes").words
 
 
 def test_a_name_that_leads_here_is_not_ours(browser: Browser) -> None:
@@ -189,13 +254,16 @@ def test_errors_of_the_store_are_pages(visit: Visit, error: Exception, status: i
 
 def test_a_silent_store_is_told_in_time(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
     assert SHIPPED <= 2
-    store = FaultyStore(MemoryStore())
+    store = Gated()
     with running(store) as one:
         browser = visit(one)
-        assert browser.get("/tasks").status == 200
         with monkeypatch.context() as patch:
             patch.setattr(pages, "PATIENCE", 0.2)
-            store.latency = lambda name: 3_600.0 if name == "get" else 0.0
+            store.held |= {"find", "get", "tally"}
+            assert browser.get("/tasks").status == 503, "also for whoever comes first: before any token was read"
+            store.held.clear()
+            wait_until(lambda: browser.get("/tasks").status == 200, "the page, by itself")
+            store.held.add("get")
             page = browser.get("/tasks/a/b")
             part = browser("GET", "/tasks/a/b/live", headers={"hx-request": "true"})
         assert page.status == 503
@@ -205,40 +273,8 @@ def test_a_silent_store_is_told_in_time(visit: Visit, monkeypatch: pytest.Monkey
         assert part.status == 200
         assert "The store does not answer" in part.text
         assert not part.all("html")
-        store.latency = None
+        store.held.clear()
         wait_until(lambda: browser.get("/tasks").status == 200, "the page, by itself")
-
-
-def test_a_redis_that_stands_still(redis_server: StartsRedis, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for whoever comes first: before any token was read."""
-    server = redis_server()
-    with running(f"{server.url}?shards=2") as one:
-        browser = visit(one)
-        server.pause()
-        with monkeypatch.context() as patch:
-            patch.setattr(pages, "PATIENCE", 0.2)
-            for path in ("/tasks/order.close/42", "/tasks?state=dead"):
-                page = browser.get(path)
-                assert page.status == 503
-                assert "The store" in page.text
-        server.resume()
-        wait_until(lambda: browser.get("/tasks").status == 200, "the page, by itself")
-        server.pause()
-        with monkeypatch.context() as patch:
-            patch.setattr(pages, "PATIENCE", 0.2)
-            assert browser.get("/tasks?state=dead").status == 503
-        server.resume()
-        wait_until(lambda: browser.get("/tasks?state=dead").status == 200, "the page, by itself")
-
-
-def test_a_sqlite_file_that_somebody_has_locked(tmp_path: Path, visit: Visit) -> None:
-    with running(f"sqlite:///{tmp_path}/tasks.db") as one:
-        browser = visit(one)
-        other = sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        assert browser.get("/tasks").status == 200, "looking waits for no writer"
-        other.execute("ROLLBACK")
-        other.close()
 
 
 def test_who_is_refused_stands_in_the_log(caplog: pytest.LogCaptureFixture, visit: Visit) -> None:

