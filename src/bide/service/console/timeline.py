@@ -59,12 +59,10 @@ class TimelineQuery(NamedTuple):
             return address(path, span=where.value, topic=self.topic, rate=self.rate)
         return address(path, **{"from": where.first, "until": where.until}, topic=self.topic, rate=self.rate)
 
-    def tasks(self, locale: Locale, low: Millis, high: Millis, topic: Topic | None = None) -> str:
+    def tasks(self, locale: Locale, low: Millis, high: Millis) -> str:
         """The address of the list of tasks that wait between these instants."""
-        return address(
-            "/tasks", topic=topic or self.topic, state="waiting", wake_from=locale.utc(low),
-            wake_before=locale.utc(high),
-        )  # fmt: skip
+        since, before = locale.utc(low), locale.utc(high)
+        return address("/tasks", topic=self.topic, state="waiting", wake_from=since, wake_before=before)
 
 
 class Rate(NamedTuple):
