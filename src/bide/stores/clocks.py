@@ -50,8 +50,13 @@ class ServerTime:
         self._at = -1.0
         self._warned = False
 
+    @staticmethod
+    def clock() -> float:
+        """The monotonic clock by which `saw` takes its times."""
+        return time.monotonic()
+
     def saw(self, micros: int, sent: float, received: float) -> None:
-        """Note a server time of `micros`, from a call `sent` and answered (`received`) by the monotonic clock."""
+        """Note a server time of `micros`, from a call that was `sent` and answered (`received`) at these times."""
         low, high = micros / 1e6 - received, (micros + 1) / 1e6 - sent  # it was cut to whole microseconds
         if self._at >= 0:
             wider = _DRIFT * abs(received - self._at)  # answers may be noted in another order than they arrived in
@@ -67,9 +72,9 @@ class ServerTime:
         """
         left = _READINGS
         while True:
-            sent = time.monotonic()
+            sent = self.clock()
             micros = await ask()
-            received = time.monotonic()
+            received = self.clock()
             self.saw(micros, sent, received)
             left -= 1
             if received - sent < _QUICK or not left:
