@@ -15,11 +15,10 @@ from tests.stores.postgres.connections import KINDS, by_asyncpg, by_psycopg, sql
 from tests.stores.postgres.test_plans import ARGUMENTS, Surveyed, offences
 from tests.stores.sql.callers import by_sqlalchemy_async
 from tests.stores.sql.database import Postgres
-from tests.stores.sql.fixtures import OpensStore
-from tests.stores.sql.shop import Shop
+from tests.stores.sql.fixtures import OpensStore, Shop
 from tests.waiting import pause, until
 
-from bide import BadInput, Bide, Fixed, OutcomeUnknown, SetupError, StoreUnavailable, Task
+from bide import BadInput, Bide, OutcomeUnknown, SetupError, StoreUnavailable, Task
 from bide.core.records import Lease, NewTask, Record, Ref
 from bide.stores.postgres import PostgresStore
 from bide.stores.postgres.connection import address_of
@@ -286,30 +285,6 @@ async def completed(store: PostgresStore, held: Record, effects: Effects) -> Non
         assert await joined.settle([done(held)], now=NOW) == [True]
 
 
-# --- in the app
-
-
-async def test_effect_and_completion_are_one_commit_and_what_fails_is_done_again(url: str, effects: Effects) -> None:
-    app, seen = Bide(url, keep_done="0s"), []
-
-    @app.handler("order.close", retry=Fixed("1ms", tries=5))
-    async def close(task: Task[None]) -> None:
-        async with task.transaction() as connection:
-            await effects.write(connection)
-            await app.schedule("order.archive", key=task.key, delay="1d")
-            seen.append((await effects.count(), await app.get("order.archive", "1") is not None))
-            if task.attempt < 3:
-                raise ConnectionError("away")
-
-    async with app, app.worker(topics=["order.close"]) as worker:
-        await close.schedule(None, key="1", delay="0s")
-        await worker.until_empty()
-        assert seen == [(0, True)] * 3, "inside it is there, and for nobody else"
-        assert await effects.count() == 1
-        assert await app.get("order.archive", "1") is not None
-        assert await app.get("order.close", "1") is None
-
-
 # --- what the connection is
 
 
@@ -322,18 +297,7 @@ async def test_a_handler_may_take_its_time(url: str, open_store: OpensStore) -> 
     assert settings["transaction_isolation"] == "read committed"
 
 
-async def test_what_one_handler_sets_is_not_the_next_ones(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
-    pids = set()
-    for _ in range(3):
-        async with store.transaction() as joined:
-            assert await joined.connection.fetchval("SHOW work_mem") != "64kB"
-            await joined.connection.execute("SET work_mem = '64kB'")
-            pids.add(await joined.connection.fetchval("SELECT pg_backend_pid()"))
-    assert len(pids) == 1, "it is the same connection all along"
-
-
-async def test_neither_are_its_role_its_locks_nor_what_else_its_session_has(
+async def test_what_one_handler_sets_takes_and_makes_is_not_the_next_ones(
     url: str, open_store: OpensStore, effects: Effects
 ) -> None:
     store = await open_store(url)
@@ -342,9 +306,8 @@ async def test_neither_are_its_role_its_locks_nor_what_else_its_session_has(
         f"GRANT USAGE ON SCHEMA {schema} TO pg_monitor; GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO pg_monitor"
     )
     async with store.transaction() as joined:
-        await joined.connection.execute(
-            "SET ROLE pg_monitor; SELECT pg_advisory_lock(77); CREATE TEMP TABLE mine (number integer)"
-        )
+        await joined.connection.execute("SET ROLE pg_monitor; SET work_mem = '64kB'; CREATE TEMP TABLE mine ()")
+        await joined.connection.fetch("SELECT pg_advisory_lock(77)")
         await joined.connection.add_listener("theirs", print)
         pid = await joined.connection.fetchval("SELECT pg_backend_pid()")
     locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 77 AND pid = $1"
@@ -352,6 +315,7 @@ async def test_neither_are_its_role_its_locks_nor_what_else_its_session_has(
     async with store.transaction() as joined:
         assert await joined.connection.fetchval("SELECT pg_backend_pid()") == pid
         assert await joined.connection.fetchval("SELECT current_user = session_user")
+        assert await joined.connection.fetchval("SHOW work_mem") != "64kB"
         assert await joined.connection.fetchval("SELECT to_regclass('pg_temp.mine')") is None
         assert await joined.connection.fetch("SELECT pg_listening_channels()") == []
         assert await joined.connection.fetchval("SHOW tcp_keepalives_count") == "4"
@@ -463,7 +427,9 @@ async def test_a_constraint_that_the_commit_looks_at_is_the_handlers_own_error(
     assert await effects.count() == 1
 
 
-async def test_a_handler_may_have_savepoints(url: str, open_store: OpensStore, effects: Effects) -> None:
+async def test_a_handler_may_have_savepoints_and_is_told_when_it_is_over(
+    url: str, open_store: OpensStore, effects: Effects
+) -> None:
     store = await open_store(url)
 
     async def fail(joined: Any) -> None:
@@ -482,12 +448,6 @@ async def test_a_handler_may_have_savepoints(url: str, open_store: OpensStore, e
     assert await effects.count() == 2
     assert await look(store, Ref("t", "undone")) is None
     assert await look(store, Ref("t", "k")) is not None
-
-
-async def test_after_its_end_its_verbs_say_so(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
-    async with store.transaction() as joined:
-        pass
     with pytest.raises(SetupError, match="has ended"):
         await joined.add([new("k")], now=NOW)
 

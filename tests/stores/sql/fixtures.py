@@ -16,8 +16,8 @@ import pytest
 import pytest_asyncio
 from tests.servers.fixtures import Borrowed, not_installed
 from tests.stores.sql.database import WAITS, Database
-from tests.stores.sql.shop import Shop
 
+from bide import Bide
 from bide.testing.proxy import FaultProxy
 from bide_proofs.servers.process import ServerMissing
 
@@ -29,8 +29,22 @@ class OpensStore(Protocol):
         """`migrate`: by default that is done unless the tables of `url` are there already."""
 
 
-def _own_name() -> str:
-    return "t" + secrets.token_hex(5)
+class Shop:
+    """A place with tasks and a table of the caller's; `app` is the caller's, `others` is somebody else's."""
+
+    def __init__(self, database: Database, url: str) -> None:
+        self.database = database
+        self.url = url
+        self.app = Bide(url, keep_done="0s", keep_cancelled="0s")
+        self.others = Bide(url, keep_done="0s", keep_cancelled="0s")
+        self.orders = database.beside(url, "orders")
+
+    async def rows(self) -> int:
+        [(count,)] = self.database.ask(self.url, f"SELECT COUNT(*) FROM {self.orders}")
+        return int(count)
+
+    async def keys(self) -> list[str]:
+        return sorted([task.key async for task in self.others.find(topic="order.close")])
 
 
 @pytest.fixture
@@ -117,7 +131,7 @@ def own_server(own_servers: Any) -> Iterator[Any]:
 @pytest.fixture
 def own_url(database: Database, own_server: Any) -> Iterator[str]:
     """A place of the test's own on the private server; without tables yet."""
-    url = f"{own_server.url}?schema={_own_name()}"
+    url = f"{own_server.url}?schema=t{secrets.token_hex(5)}"
     yield url
     if not own_server.running:
         own_server.start()

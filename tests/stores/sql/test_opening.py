@@ -148,4 +148,4 @@ async def test_a_client_opens_two_connections_and_a_worker_two_more(url: str, op
             await app.fire_now("t", "k")
             await until(lambda: worker.stats.done == 1, "its outcome to be stored")
             await worker._lease_extender._announce()
-            assert opened() == {"write", "read", "settle", "lease"}
+            assert opened() - {"scan"} == {"write", "read", "settle", "lease"}, "one more where scans take long"
