@@ -334,10 +334,7 @@ async def lines(url: str) -> int:
     return int(count)
 
 
-async def test_the_line_of_an_ended_task_goes_when_its_task_lives_again_and_with_it(
-    url: str, open_store: OpensStore
-) -> None:
-    store = await open_store(url)
+async def test_the_line_of_an_ended_task_goes_when_its_task_lives_again_and_with_it(url: str, store: Any) -> None:
     await bring(store, State.DEAD, "k", keep_until=NOW + HOUR)
     await do(store, Redrive("t", "k", new_id(), At(NOW)))
     assert await lines(url) == 1
@@ -350,8 +347,7 @@ async def test_the_line_of_an_ended_task_goes_when_its_task_lives_again_and_with
     assert await lines(url) == 0
 
 
-async def test_more_than_go_at_once_and_members_of_groups(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_more_than_go_at_once_and_members_of_groups(url: str, store: Any) -> None:
     count = 1_500
     await put(store, *[new(str(number), group="g" if number % 3 else None) for number in range(count)])
     held = (await lease(store, count)).tasks
@@ -363,8 +359,7 @@ async def test_more_than_go_at_once_and_members_of_groups(url: str, open_store: 
     assert left == 0
 
 
-async def test_what_somebody_has_locked_is_forgotten_later(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_what_somebody_has_locked_is_forgotten_later(url: str, store: Any) -> None:
     await put(store, new("1"), new("2"))
     held = (await lease(store, 2)).tasks
     await settle_all(store, [done(one, keep_until=NOW + HOUR) for one in held])

@@ -229,8 +229,7 @@ async def test_plans_are_not_kept_from_an_empty_table(callers: Surveyed) -> None
     assert not wrong
 
 
-async def test_a_verb_plans_anew_and_leaves_that_setting_as_it_was(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_verb_plans_anew_and_leaves_that_setting_as_it_was(url: str, store: Any) -> None:
     own = await asyncpg.connect(address_of(url).dsn)
     modes: list[str] = []
     joined = store.using(own)
@@ -288,8 +287,7 @@ async def completed(store: PostgresStore, held: Record, effects: Effects) -> Non
 # --- what the connection is
 
 
-async def test_a_handler_may_take_its_time(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_handler_may_take_its_time(store: Any) -> None:
     async with store.transaction() as joined:
         settings = dict(await joined.connection.fetch("SELECT name, setting FROM pg_settings"))
     assert settings["idle_in_transaction_session_timeout"] == "0"
@@ -297,10 +295,7 @@ async def test_a_handler_may_take_its_time(url: str, open_store: OpensStore) -> 
     assert settings["transaction_isolation"] == "read committed"
 
 
-async def test_what_one_handler_sets_takes_and_makes_is_not_the_next_ones(
-    url: str, open_store: OpensStore, effects: Effects
-) -> None:
-    store = await open_store(url)
+async def test_what_one_handler_sets_takes_and_makes_is_not_the_next_ones(effects: Effects, store: Any) -> None:
     schema = effects.name.partition(".")[0]
     await effects.connection.execute(
         f"GRANT USAGE ON SCHEMA {schema} TO pg_monitor; GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO pg_monitor"
@@ -337,8 +332,7 @@ async def test_connections_that_nobody_needs_are_let_go(
     await until(gone, "its connection to be ended")
 
 
-async def test_so_many_at_a_time_and_the_others_wait(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_so_many_at_a_time_and_the_others_wait(store: Any) -> None:
     open_now, most, release = 0, 0, asyncio.Event()
 
     async def transact() -> None:
@@ -355,8 +349,7 @@ async def test_so_many_at_a_time_and_the_others_wait(url: str, open_store: Opens
     assert most == MOST
 
 
-async def test_a_long_one_does_not_hold_up_the_leases_of_others_nor_its_own(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_long_one_does_not_hold_up_the_leases_of_others_nor_its_own(store: Any) -> None:
     await put(store, new("a"), new("b"))
     first, second = await take(store), await take(store)
     effect = asyncio.Event()
@@ -380,8 +373,7 @@ async def test_a_long_one_does_not_hold_up_the_leases_of_others_nor_its_own(url:
 
 
 @pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN"])
-async def test_who_ends_it_inside_is_told(url: str, open_store: OpensStore, effects: Effects, how: str) -> None:
-    store = await open_store(url)
+async def test_who_ends_it_inside_is_told(effects: Effects, how: str, store: Any) -> None:
     await put_one(store)
     held = await take(store)
 
@@ -397,8 +389,7 @@ async def test_who_ends_it_inside_is_told(url: str, open_store: OpensStore, effe
     await completed(store, held, effects)
 
 
-async def test_a_failed_statement_that_was_passed_over_is_told_of(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_failed_statement_that_was_passed_over_is_told_of(store: Any) -> None:
 
     async def fail(*tasks: NewTask) -> None:
         async with store.transaction() as joined:
@@ -413,10 +404,7 @@ async def test_a_failed_statement_that_was_passed_over_is_told_of(url: str, open
         await fail()
 
 
-async def test_a_constraint_that_the_commit_looks_at_is_the_handlers_own_error(
-    url: str, open_store: OpensStore, effects: Effects
-) -> None:
-    store = await open_store(url)
+async def test_a_constraint_that_the_commit_looks_at_is_the_handlers_own_error(effects: Effects, store: Any) -> None:
     await put_one(store)
     held = await take(store)
     await effects.connection.execute(f"ALTER TABLE {effects.name} ADD UNIQUE (number) DEFERRABLE INITIALLY DEFERRED")
@@ -427,10 +415,7 @@ async def test_a_constraint_that_the_commit_looks_at_is_the_handlers_own_error(
     assert await effects.count() == 1
 
 
-async def test_a_handler_may_have_savepoints_and_is_told_when_it_is_over(
-    url: str, open_store: OpensStore, effects: Effects
-) -> None:
-    store = await open_store(url)
+async def test_a_handler_may_have_savepoints_and_is_told_when_it_is_over(effects: Effects, store: Any) -> None:
 
     async def fail(joined: Any) -> None:
         async with joined.connection.transaction():
@@ -453,9 +438,8 @@ async def test_a_handler_may_have_savepoints_and_is_told_when_it_is_over(
 
 
 async def test_a_cancelled_handler_leaves_nothing_open_and_a_commit_is_not_given_up(
-    url: str, open_store: OpensStore, effects: Effects
+    effects: Effects, store: Any
 ) -> None:
-    store = await open_store(url)
     await put_one(store)
     held = await take(store)
     slow = Slow(effects)

@@ -50,9 +50,8 @@ async def test_it_is_taken_whole_each_once(through: Opens) -> None:
     assert again.next_wake > again.now, "somebody who asks at once would never stop"
 
 
-async def test_what_somebody_changes_just_then_is_looked_at_again(url: str, open_store: OpensStore) -> None:
+async def test_what_somebody_changes_just_then_is_looked_at_again(url: str, store: Any) -> None:
     """The statement sees the task as it was, waits for who has it, and must not answer from what it saw."""
-    store = await open_store(url)
     await put(store, new("a", due=At(NOW + HOUR)), new("b", due=At(NOW + HOUR)), new("c", due=At(NOW + HOUR)))
     theirs, own = [await asyncpg.connect(address_of(url).dsn) for _ in range(2)]
     schema = address_of(url).schema
@@ -118,8 +117,7 @@ def test_many_topics_are_told_in_messages_that_the_server_takes() -> None:
     assert all(len(one.encode()) < 8_000 for one in said)
 
 
-async def test_a_batch_sends_one_message(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_batch_sends_one_message(url: str, store: Any) -> None:
     address = address_of(url)
     heard: list[str] = []
     connection = await asyncpg.connect(address.dsn)
@@ -160,8 +158,7 @@ async def test_a_deaf_subscription_is_replaced(
     await listening.close()
 
 
-async def test_doctor_listens_to_itself(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_doctor_listens_to_itself(store: Any) -> None:
     assert [one.ok for one in await store.diagnose() if "LISTEN" in one.what] == [True]
 
 
@@ -252,8 +249,7 @@ async def test_a_batch_of_any_length(url: str, open_store: OpensStore, make: Mak
 
 
 @pytest.mark.parametrize("make", [mixed, alike])
-async def test_a_batch_on_a_callers_connection(url: str, open_store: OpensStore, make: Makes) -> None:
-    store = await open_store(url)
+async def test_a_batch_on_a_callers_connection(url: str, make: Makes, store: Any) -> None:
     own = await asyncpg.connect(address_of(url).dsn)
     for length in LENGTHS:
         async with own.transaction():

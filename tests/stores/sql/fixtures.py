@@ -77,6 +77,12 @@ async def open_store(database: Database, url: str) -> AsyncIterator[OpensStore]:
 
 
 @pytest_asyncio.fixture
+async def store(url: str, open_store: OpensStore) -> Any:
+    """Open at `url`; it goes by the caller's clock."""
+    return await open_store(url)
+
+
+@pytest_asyncio.fixture
 async def shop(database: Database, url: str) -> AsyncIterator[Shop]:
     """Without orders yet."""
     shop = Shop(database, url)

@@ -134,8 +134,7 @@ def test_what_is_ours_comes_back_as_it_is(errors: ModuleType) -> None:
 KEPT = (("a\0b", "a\\x00b"), ("\ud800", "\\ud800"), ("日本 'it\\'s'", "日本 'it\\'s'"))
 
 
-async def test_an_error_of_any_text_can_be_kept(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_an_error_of_any_text_can_be_kept(store: Any) -> None:
     await put_one(store)
     for error, kept in KEPT:
         held = await take(store)
@@ -143,18 +142,14 @@ async def test_an_error_of_any_text_can_be_kept(url: str, open_store: OpensStore
         assert (await see(store, held)).error == kept
 
 
-async def test_text_that_cannot_be_kept_is_refused_and_the_store_goes_on(
-    database: Database, url: str, open_store: OpensStore
-) -> None:
-    store = await open_store(url)
+async def test_text_that_cannot_be_kept_is_refused_and_the_store_goes_on(database: Database, store: Any) -> None:
     for key in {"postgres": ("a\0b", "\ud800"), "mysql": ("a\0b", "\ud800", "x" * 201)}[database.name]:
         with pytest.raises(BadInput):
             await add_all(store, [new(key)])
     await put_one(store)
 
 
-async def test_names_are_one_only_if_every_byte_is(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_names_are_one_only_if_every_byte_is(store: Any) -> None:
     names = ["a", "a ", "A", "ä", "a\u0308", "ａ", "'", '"', "\\", "\\'", "a;b", "%s", ":key", "`"]
     refs = [Ref(topic, key) for topic in ("t", "t ", "T") for key in names]
     records = [await put_one(store, new(ref.key, topic=ref.topic, group=f"{ref.key} ")) for ref in refs]
@@ -342,10 +337,7 @@ async def test_a_transaction_goes_on_as_it_was(
                 assert await shop.rows() == committed, f"{point}: {ended}"
 
 
-async def test_a_transaction_of_our_own_leaves_no_lock_and_no_place_behind(
-    database: Database, url: str, open_store: OpensStore
-) -> None:
-    store = await open_store(url)
+async def test_a_transaction_of_our_own_leaves_no_lock_and_no_place_behind(database: Database, store: Any) -> None:
 
     async def work() -> None:
         async with store.transaction() as joined:

@@ -17,7 +17,7 @@ from tests.stores.mysql import connections as of_mysql
 from tests.stores.postgres import connections as of_postgres
 from tests.stores.sql.callers import Caller, Makes, by_sqlalchemy
 from tests.stores.sql.database import Database
-from tests.stores.sql.fixtures import OpensStore, Shop
+from tests.stores.sql.fixtures import Shop
 from tests.waiting import until
 
 from bide import BadInput, SetupError, StoreUnavailable, Task
@@ -247,9 +247,8 @@ async def test_a_block_lends_the_connection_to_every_verb(shop: Shop, database: 
 # --- transactions of our own
 
 
-async def test_of_many_tasks_the_earliest_is_told(database: Database, url: str, open_store: OpensStore) -> None:
+async def test_of_many_tasks_the_earliest_is_told(database: Database, store: Any) -> None:
     """They are written in parts, of which the first has it."""
-    store = await open_store(url)
     tasks = [new(str(number), due=At(NOW + number)) for number in range(database.at_once + 1)]
     async with store.transaction() as joined:
         await joined.add(tasks, now=NOW)
