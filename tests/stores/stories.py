@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from bide.core.instants import LAST_INSTANT, At, In
+from bide.core.instants import LAST_INSTANT, At, Due, In
 from bide.core.names import new_id
 from bide.core.records import Cancel, Filter, Move, OnConflict, Record, Redrive, Ref, Result, State
 from bide.ports import Store
@@ -87,11 +87,12 @@ async def changes(store: Store, now_it_fails: Callable[[], None]) -> None:
     assert gone is not None
     await put(store, new("moved"), new("cancelled"))
     now_it_fails()
-    changes = [Move("t", "moved", In(HOUR)), Cancel("t", "cancelled"), Cancel("t", "nobody")]
-    answers = await change_all(store, [*changes, Redrive("t", "k", new_id(), In(0), gone.token)])
-    results = [Result.MOVED, Result.CANCELLED, Result.NOT_FOUND, Result.REDRIVEN]
-    assert [answer.result for answer in answers] == results
-    moved, _, _, redriven = answers
+    again = Redrive("t", "k", new_id(), In(0), gone.token)
+    moved, cancelled, nobody, redriven = await change_all(
+        store, [Move("t", "moved", In(HOUR)), Cancel("t", "cancelled"), Cancel("t", "nobody"), again]
+    )
+    assert (moved.result, cancelled.result) == (Result.MOVED, Result.CANCELLED)
+    assert (nobody.result, redriven.result) == (Result.NOT_FOUND, Result.REDRIVEN)
     assert [moved.record, redriven.record] == await store.get([Ref("t", "moved"), REF])
 
 
@@ -100,7 +101,13 @@ async def moves_many(store: Store, now_it_fails: Callable[[], None]) -> None:
     every_byte = bytes(range(256))
     odd = "\u00e9\u4efb\"'\\\n\U0001f600"
     await put(store, new(odd, payload=every_byte, options=every_byte, group="g"), new("l"), new("m", deadline=NOW + 5))
-    dues = [(odd, In(5)), ("nobody", In(5)), ("m", In(HOUR)), ("l", At(-(1 << 62))), (odd, In(1 << 62))]
+    dues: list[tuple[str, Due]] = [
+        (odd, In(5)),
+        ("nobody", In(5)),
+        ("m", In(HOUR)),
+        ("l", At(-(1 << 62))),
+        (odd, In(1 << 62)),
+    ]
     now_it_fails()
     first, nobody, refused, early, late = await change_all(store, [Move("t", key, due) for key, due in dues])
     moved = [first, early, late]

@@ -433,6 +433,8 @@ async def test_a_handler_may_have_savepoints_and_is_told_when_it_is_over(effects
     assert await effects.count() == 2
     assert await look(store, Ref("t", "undone")) is None
     assert await look(store, Ref("t", "k")) is not None
+    async with store.transaction() as joined:
+        pass
     with pytest.raises(SetupError, match="has ended"):
         await joined.add([new("k")], now=NOW)
 

@@ -29,21 +29,20 @@ Opens = Callable[..., Awaitable[PostgresStore]]
 async def test_it_is_taken_whole_each_once(through: Opens) -> None:
     store = await through(clock="server")
     await put(store, *(new(str(number), due=In(0)) for number in range(450)), new("later", due=In(HOUR)))
-    taken: list[str] = []
-    tokens: list[int] = []
-    for count in (100, 100, 100, 100, 50):
-        leased = await lease(store, 100, lasts=HOUR)
-        assert len(leased.tasks) == count
-        assert {record.holder for record in leased.tasks} == {"w"}
-        assert all(record.attempt == 1 and record.wake_at > leased.now for record in leased.tasks)
+    leases = [await lease(store, 100, lasts=HOUR) for _ in range(5)]
+    assert [len(leased.tasks) for leased in leases] == [100] * 4 + [50]
+    for leased in leases:
+        assert all((record.holder, record.attempt) == ("w", 1) for record in leased.tasks)
+        assert all(record.wake_at > leased.now for record in leased.tasks)
         wakes = [record.planned_at for record in leased.tasks]
         assert wakes == sorted(wakes)
-        taken += keys(leased.tasks)
-        tokens.append(max(record.token for record in leased.tasks))
+    taken = [record.key for leased in leases for record in leased.tasks]
     assert sorted(taken, key=int) == [str(number) for number in range(450)]
+    tokens = [max(record.token for record in leased.tasks) for leased in leases]
     assert tokens == sorted(set(tokens)), "each lease has a higher token than the one before"
-    assert leased.next_wake is not None
-    assert leased.next_wake <= leased.now + 1_000
+    last = leases[-1]
+    assert last.next_wake is not None
+    assert last.next_wake <= last.now + 1_000
     again = await lease(store, 100, lasts=HOUR)
     assert again.tasks == []
     assert again.next_wake is not None
