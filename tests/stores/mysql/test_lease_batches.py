@@ -194,23 +194,6 @@ async def test_several_topics_are_in_batches_apart(url: str, store: Any) -> None
     assert sorted(keys(lost.tasks)) == ["0", "2", "4", "5"]
 
 
-async def test_what_is_leased_is_counted_and_listed_and_not_among_what_waits(store: Any) -> None:
-    tasks = await five(store)
-    await put(store, *[new(f"w{number}", due=At(NOW + number)) for number in range(4)])
-    await settle_all(store, [done(tasks[0], keep_until=NOW + HOUR)])
-    tally = await store.tally([NOW - HOUR, NOW + 1, NOW + 3], upto=2)
-    assert counted(tally, "t", State.WAITING) == (4, True)
-    assert counted(tally, "t", State.LEASED) == (4, True)
-    assert counted(tally, "t", State.DONE) == (1, True)
-    assert tally.forecast["t"] == [(1, True), (2, True)]
-    assert (await store.tally([NOW, NOW + HOUR], upto=3)).forecast["t"] == [(3, False)]
-    await extend(store, tasks[4], until=NOW + HOUR)
-    assert keys(await listed(store, Filter(topic="t", state=State.WAITING), limit=2)) == ["w0", "w1", "w2", "w3"]
-    assert keys(await listed(store, Filter(topic="t", state=State.LEASED), limit=2)) == list("1234")
-    assert keys(await listed(store, Filter(topic="t", wake_from=NOW + 2), limit=3)) == ["w2", "w3", *"1234"]
-    assert keys(await listed(store, Filter(topic="t", state=State.LEASED, wake_before=NOW + HOUR))) == list("123")
-
-
 async def test_a_settlement_that_is_undone_leaves_the_file(url: str, open_store: OpensStore) -> None:
     """Somebody has the task locked for longer than a call goes on; its worker is gone when he lets go."""
     store, other = await open_store(url, patience=0.5), await open_store(url)

@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 import psycopg
 import pytest
-from tests.servers.fixtures import not_installed
+from tests.servers.fixtures import running
 from tests.servers.pooler import PostgresPooler
 from tests.stores.sql import everything as shared
 from tests.stores.sql.fixtures import OpensStore
@@ -28,7 +28,6 @@ from bide.stores.postgres.queries import queries_of
 from bide.stores.postgres.schema import SCHEMA
 from bide.testing.store_suite.base import NOW, add_all, do, done, extend, lease, listed, new, retry, settle
 from bide_proofs.servers.postgres import ask
-from bide_proofs.servers.process import ServerMissing
 
 _VALUES = [[1 << 40, None], [b"\xff"], ["text"], [1, -1], [True, None], [-3]]
 _SELECT = "SELECT $1::bigint[], $2::bytea[], $3::text[], $4::integer[], $5::boolean[], $6::smallint[]"
@@ -139,11 +138,8 @@ def test_no_password_is_shown() -> None:
 @pytest.fixture
 def pooled(tmp_path: Path, url: str) -> Iterator[str]:
     """The place of the test, by way of the proxy."""
-    try:
-        with PostgresPooler(tmp_path / "pooler", url) as pooler:
-            yield f"{pooler.url}?{url.partition('?')[2]}&pooler=transaction"
-    except ServerMissing as error:
-        not_installed(error)
+    with running(PostgresPooler(tmp_path / "pooler", url)) as pooler:
+        yield f"{pooler.url}?{url.partition('?')[2]}&pooler=transaction"
 
 
 async def test_every_verb_works(url: str, pooled: str, open_store: OpensStore) -> None:

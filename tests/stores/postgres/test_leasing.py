@@ -21,7 +21,7 @@ from bide.stores.postgres.queries import Names, nested, packed
 from bide.stores.postgres.wakes import WakeMessages
 from bide.stores.sql.leasing import POLL
 from bide.testing.proxy import FaultProxy
-from bide.testing.store_suite.base import DAY, HOUR, NOW, add_all, change_all, keys, lease, new, put, put_one
+from bide.testing.store_suite.base import DAY, HOUR, NOW, add_all, change_all, lease, new, put, put_one
 
 Opens = Callable[..., Awaitable[PostgresStore]]
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 import pytest_asyncio
-from tests.servers.fixtures import not_installed
+from tests.servers.fixtures import running
 from tests.servers.pooler import PostgresPooler
 from tests.tables.conftest import START, Postgres
 from tests.waiting import until
@@ -18,7 +18,6 @@ from tests.waiting import until
 from bide import Bide, Row, SetupError, Sql, StoreUnavailable
 from bide.testing.clock import ManualClock
 from bide.testing.proxy import FaultProxy
-from bide_proofs.servers.process import ServerMissing
 
 
 @pytest_asyncio.fixture
@@ -90,11 +89,8 @@ async def test_every_statement_uses_the_index_on_a_table_without_statistics(plac
 @pytest.fixture
 def pooled(tmp_path: Path, postgres_url: str) -> Iterator[str]:
     """The shared server by way of a proxy."""
-    try:
-        with PostgresPooler(tmp_path / "pooler", postgres_url) as pooler:
-            yield f"{pooler.url}?pooler=transaction"
-    except ServerMissing as error:
-        not_installed(error)
+    with running(PostgresPooler(tmp_path / "pooler", postgres_url)) as pooler:
+        yield f"{pooler.url}?pooler=transaction"
 
 
 async def test_behind_a_pooling_proxy(place: Postgres, pooled: str) -> None:

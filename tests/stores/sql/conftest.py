@@ -9,5 +9,5 @@ from tests.stores.sql.fixtures import *  # noqa: F403 - fixtures
 
 @pytest.fixture(scope="session", params=["postgres", "mysql"])
 def database(request: pytest.FixtureRequest) -> Database:
-    kind = {"postgres": Postgres, "mysql": MySql}[request.param]
-    return kind(request.getfixturevalue(f"{request.param}_url"))
+    kinds: dict[str, type[Database]] = {"postgres": Postgres, "mysql": MySql}
+    return kinds[request.param](request.getfixturevalue(f"{request.param}_url"))

@@ -14,12 +14,11 @@ from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
-from tests.servers.fixtures import Borrowed, not_installed
+from tests.servers.fixtures import Borrowed, running
 from tests.stores.sql.database import WAITS, Database
 
 from bide import Bide
 from bide.testing.proxy import FaultProxy
-from bide_proofs.servers.process import ServerMissing
 
 
 class OpensStore(Protocol):
@@ -119,11 +118,8 @@ def through(proxy: FaultProxy, url: str, open_store: OpensStore) -> Callable[...
 @pytest.fixture(scope="session")
 def own_servers(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A private server that one test after another uses."""
-    try:
-        with database.Server(tmp_path_factory.mktemp("own") / "server") as server:
-            yield server
-    except ServerMissing as error:
-        not_installed(error)
+    with running(database.Server(tmp_path_factory.mktemp("own") / "server")) as server:
+        yield server
 
 
 @pytest.fixture

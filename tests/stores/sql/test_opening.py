@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.stores.sql.database import WAITS, Database
@@ -92,7 +93,8 @@ async def test_two_who_open_at_once_open_it_once(
     """Of two that had connected one would never be closed."""
     await database.schema.migrate(fresh_url)
     store = database.Store(fresh_url)
-    make, made = store._runtime, 0
+    make: Any = store._runtime
+    made = 0
 
     def counted(*given: object, **options: object) -> object:
         nonlocal made

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import sqlite3
-import threading
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import closing
 from typing import Any
@@ -119,23 +118,6 @@ async def test_closing_finishes_what_was_begun(path: str) -> None:
     assert len(await asyncio.gather(*calls)) == 50
     with pytest.raises(StoreUnavailable):
         await put_one(store)
-
-
-async def test_several_event_loops_may_share_a_store(store: SqliteStore) -> None:
-    def elsewhere(number: int) -> None:
-        async def work() -> None:
-            for turn in range(20):
-                record = await put_one(store, new(f"{number} {turn}"))
-                assert await see(store, record) == record
-
-        asyncio.run(work())
-
-    threads = [threading.Thread(target=elsewhere, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    await asyncio.gather(*(put_one(store, new(f"here {turn}")) for turn in range(20)))
-    await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
-    assert len(await listed(store, Filter())) == 80
 
 
 async def test_a_move_writes_all_that_a_move_may_change(store: SqliteStore) -> None:
