@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from tests.stores.mysql.connections import by_asyncmy
+from tests.stores.sql.database import MySql
 from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import until
 
@@ -214,16 +214,13 @@ async def test_a_worker_polls_by_one_packet_that_only_reads(
 
 
 async def test_what_was_locked_when_its_instant_was_passed_comes_with_a_thorough_look(
-    url: str, open_store: OpensStore
+    database: MySql, url: str, open_store: OpensStore
 ) -> None:
     store = await open_store(url, clock="server")
     await long_due(url, store, 300)
-    async with by_asyncmy(url) as caller:
-        table = f"`{address_of(url).schema}`.bide_task"
-        await caller.execute(f"UPDATE {table} SET created_at = created_at + 1 WHERE topic = 't' AND `key` = '005'")
+    async with database.holding(url, "005"):
         keys = [one.key for _ in range(2) for one in (await lease(store, 100, lasts=HOUR)).tasks]
         assert "005" not in keys
-        await caller.rollback()
 
     async def comes() -> Any:
         keys.extend(one.key for one in (await lease(store, 20, lasts=HOUR)).tasks)
@@ -295,17 +292,16 @@ async def test_two_leases_and_one_of_another_process_are_settled_together(url: s
     assert await settle_all(store, [done(one) for one in (*ours, theirs)]) == [False] * 3
 
 
-async def test_what_is_gone_at_the_end_of_a_range_does_not_hold_up_the_rest(url: str, open_store: OpensStore) -> None:
+async def test_what_is_gone_at_the_end_of_a_range_does_not_hold_up_the_rest(
+    database: MySql, url: str, open_store: OpensStore
+) -> None:
     """The row behind the range is then somebody else's, who has it locked."""
     store = await open_store(url, clock="server")
     await long_due(url, store, 11)
     held = (await lease(store, 10, lasts=HOUR)).tasks
     await ask(url, "DELETE FROM {0}_task WHERE `key` = '009'")
-    async with by_asyncmy(url) as caller:
-        table = f"`{address_of(url).schema}`.bide_task"
-        await caller.execute(f"SELECT 1 FROM {table} WHERE topic = 't' AND `key` = '010' FOR UPDATE")
+    async with database.holding(url, "010"):
         assert await settle_all(store, [done(one) for one in held]) == [True] * 9 + [False]
-        await caller.rollback()
 
 
 async def test_what_fails_meanwhile_leaves_no_answer_to_another_question(url: str) -> None:
@@ -359,15 +355,12 @@ async def test_more_than_go_at_once_and_members_of_groups(url: str, store: Any) 
     assert left == 0
 
 
-async def test_what_somebody_has_locked_is_forgotten_later(url: str, store: Any) -> None:
+async def test_what_somebody_has_locked_is_forgotten_later(database: MySql, url: str, store: Any) -> None:
     await put(store, new("1"), new("2"))
     held = (await lease(store, 2)).tasks
     await settle_all(store, [done(one, keep_until=NOW + HOUR) for one in held])
-    async with by_asyncmy(url) as caller:
-        table = f"`{address_of(url).schema}`.bide_task"
-        await caller.execute(f"UPDATE {table} SET created_at = created_at + 1 WHERE topic = 't' AND `key` = '1'")
+    async with database.holding(url, "1"):
         assert await store.purge(now=NOW + HOUR, limit=10) == 1
-        await caller.rollback()
     assert await store.purge(now=NOW + HOUR, limit=10) == 1
     assert await lines(url) == 0
 

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 from tests.servers.fixtures import StartsMariaDb
-from tests.stores.mysql.connections import by_asyncmy
 from tests.stores.mysql.test_adding import ask
 from tests.stores.sql.database import MySql
 from tests.stores.sql.fixtures import OpensStore
@@ -138,16 +137,13 @@ async def test_a_task_may_be_on_batch_twice(url: str, store: Any) -> None:
     assert len(await noted(url)) == 2
 
 
-async def test_what_somebody_has_locked_stays_noted(url: str, store: Any) -> None:
+async def test_what_somebody_has_locked_stays_noted(database: MySql, url: str, store: Any) -> None:
     await five(store)
-    async with by_asyncmy(url) as caller:
-        table = f"`{address_of(url).schema}`.bide_task"
-        await caller.execute(f"SELECT 1 FROM {table} WHERE topic = 't' AND `key` IN ('1', '3') FOR UPDATE")
+    async with database.holding(url, "1"), database.holding(url, "3"):
         found = await lease(store, 9, now=NOW + MINUTE, lasts=HOUR)
         assert sorted(keys(found.tasks)) == ["0", "2", "4"]
         assert await noted(url) == [(NOW + MINUTE, 2), (NOW + MINUTE + HOUR, 3)]
         assert (await lease(store, 9, now=NOW + MINUTE)).tasks == []
-        await caller.rollback()
     assert sorted(keys((await lease(store, 9, now=NOW + MINUTE)).tasks)) == ["1", "3"]
 
 
@@ -194,18 +190,15 @@ async def test_several_topics_are_in_batches_apart(url: str, store: Any) -> None
     assert sorted(keys(lost.tasks)) == ["0", "2", "4", "5"]
 
 
-async def test_a_settlement_that_is_undone_leaves_the_file(url: str, open_store: OpensStore) -> None:
+async def test_a_settlement_that_is_undone_leaves_the_file(database: MySql, url: str, open_store: OpensStore) -> None:
     """Somebody has the task locked for longer than a call goes on; its worker is gone when he lets go."""
     store, other = await open_store(url, patience=0.5), await open_store(url)
     await put(store, new("a"), new("b"))
     a, b = (await lease(store, 2, lasts=MINUTE)).tasks
-    async with by_asyncmy(url) as caller:
-        table = f"`{address_of(url).schema}`.bide_task"
-        await caller.execute(f"SELECT 1 FROM {table} WHERE topic = 't' AND `key` = 'a' FOR UPDATE")
+    async with database.holding(url, "a"):
         with pytest.raises(StoreError):
             await settle_all(store, [done(a)])
         assert await settle_all(store, [done(b)]) == [True]
-        await caller.rollback()
     assert await noted(url) == [(NOW + MINUTE, 2)]
     assert (await see(store, a)).state is State.LEASED
     assert keys((await lease(other, 9, now=NOW + MINUTE)).tasks) == ["a"]

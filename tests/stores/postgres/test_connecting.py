@@ -215,23 +215,16 @@ async def test_what_the_page_looks_at_is_there(root: Path, url: str, open_store:
 
 async def test_the_picture_names_every_table_index_and_column(root: Path, fresh_url: str) -> None:
     await SCHEMA.migrate(fresh_url)
-    address = address_of(fresh_url)
-    picture = (
-        (root / "docs" / "sql.md").read_text(encoding="utf-8").partition("## The schema")[2].partition("Times are")[0]
+    plain, schema = fresh_url.partition("?")[0], address_of(fresh_url).schema
+    page = (root / "docs" / "sql.md").read_text(encoding="utf-8")
+    picture = page.partition("## The schema")[2].partition("Times are")[0]
+    relations = ask(
+        plain,
+        f"SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace('{schema}') AND relkind IN ('r', 'S', 'i') "
+        "AND relname !~ '_(pkey|seq)$'",
     )
-    connection = await asyncpg.connect(address.dsn)
-    try:
-        relations = await connection.fetch(
-            "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace($1) AND relkind IN ('r', 'S', 'i') "
-            "AND relname !~ '_(pkey|seq)$'",
-            address.schema,
-        )
-        columns = await connection.fetch(
-            "SELECT column_name FROM information_schema.columns WHERE table_schema = $1 AND table_name = 'task'",
-            address.schema,
-        )
-    finally:
-        await connection.close()
+    described = "SELECT column_name FROM information_schema.columns WHERE table_name = 'task' AND table_schema ="
+    columns = ask(plain, f"{described} '{schema}'")
     names = {row[0] for row in relations} - {"task_name", "event_name"} | {row[0] for row in columns}
     assert {name for name in names if not re.search(rf"\b{name}\b", picture)} == set()
 

@@ -9,6 +9,7 @@ from typing import Any
 import asyncpg
 import psycopg
 import pytest
+from tests.stores.sql.database import Postgres
 from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import pause, until
 
@@ -49,7 +50,7 @@ async def test_it_is_taken_whole_each_once(through: Opens) -> None:
     assert again.next_wake > again.now, "somebody who asks at once would never stop"
 
 
-async def test_what_somebody_changes_just_then_is_looked_at_again(url: str, store: Any) -> None:
+async def test_what_somebody_changes_just_then_is_looked_at_again(database: Postgres, url: str, store: Any) -> None:
     """The statement sees the task as it was, waits for who has it, and must not answer from what it saw."""
     await put(store, new("a", due=At(NOW + HOUR)), new("b", due=At(NOW + HOUR)), new("c", due=At(NOW + HOUR)))
     theirs, own = [await asyncpg.connect(address_of(url).dsn) for _ in range(2)]
@@ -63,10 +64,7 @@ async def test_what_somebody_changes_just_then_is_looked_at_again(url: str, stor
         moved = asyncio.create_task(store.using(own).change(moves, now=NOW))  # waits for a lock as long as it takes
         waits = f"SELECT FROM pg_locks WHERE NOT granted AND pid = {own.get_server_pid()}"
 
-        async def waiting() -> Any:
-            return await rows_of(url, waits)
-
-        await until(waiting, "it to wait for the lock")
+        await until(lambda: database.ask(url, waits), "it to wait for the lock")
         await transaction.commit()
         answers = await moved
     assert [(one.result, one.was) for one in answers] == [
@@ -76,17 +74,6 @@ async def test_what_somebody_changes_just_then_is_looked_at_again(url: str, stor
     assert [one and one.due_at for one in there] == [NOW + 2 * HOUR, None, NOW + 2 * HOUR]
     await own.close()
     await theirs.close()
-
-
-async def rows_of(url: str, statement: str) -> list[Any]:
-    """Of a connection of its own."""
-    address = address_of(url)
-    connection = await asyncpg.connect(address.dsn)
-    try:
-        rows: list[Any] = await connection.fetch(statement.replace("{schema}", f'"{address.schema}"'))
-        return rows
-    finally:
-        await connection.close()
 
 
 def test_only_what_wakes_before_the_cap_is_told() -> None:
