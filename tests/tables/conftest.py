@@ -109,6 +109,12 @@ class Place(ABC):
         self.exits.push_async_callback(loop.stop, 0)
         return loop
 
+    async def watched(self, clock: ManualClock, **options: Any) -> TableLoop:
+        """The loop over a source with these options."""
+        app = await self.app(clock=clock)
+        app.watch(self.source(**options))
+        return await self.loop(app)
+
 
 class Sqlite(Place):
     holds_rows = False

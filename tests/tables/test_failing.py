@@ -82,9 +82,7 @@ async def test_more_than_a_thousand_rows_that_fail_hold_up_nobody(
     place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     count = 1_050
-    app = await place.app(clock=clock)
-    app.watch(place.source(), retry=Fixed("1h", tries=9))
-    loop = await place.loop(app)
+    loop = await place.watched(clock)
     await place.add_many(1, count, START - HOUR)
     await place.run(f"UPDATE {place.table} SET title = 'cursed'")
     await place.add(count + 1, START - 1)

@@ -20,9 +20,7 @@ HOUR = 3_600_000
 
 
 async def test_a_row_fires_at_its_time_and_not_before(place: Place, clock: ManualClock) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source())
-    loop = await place.loop(app)
+    loop = await place.watched(clock)
     await place.add(1, START + 1_000)
     assert await loop.run_once() == (0, START + 1_000)
     clock.advance(999)
@@ -36,9 +34,7 @@ async def test_a_row_fires_at_its_time_and_not_before(place: Place, clock: Manua
 
 
 async def test_there_is_no_window_that_a_row_could_fall_out_of(place: Place, clock: ManualClock) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source())
-    loop = await place.loop(app)
+    loop = await place.watched(clock)
     await place.add(1, 0)
     await place.add(2, START - 400 * 24 * HOUR)
     await place.add(3, None)
@@ -48,9 +44,7 @@ async def test_there_is_no_window_that_a_row_could_fall_out_of(place: Place, clo
 
 
 async def test_what_is_moved_or_taken_back_does_not_fire(place: Place, clock: ManualClock) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source())
-    loop = await place.loop(app)
+    loop = await place.watched(clock)
     for number in (1, 2, 3):
         await place.add(number, START + 1_000)
     assert (await loop.run_once())[1] == START + 1_000
@@ -139,9 +133,7 @@ async def test_what_the_database_refuses_costs_only_that_row(place: Place, clock
 async def test_changes_that_leave_a_row_due_are_undone(
     place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source(changes={"times": Sql("times + 1")}))
-    loop = await place.loop(app)
+    loop = await place.watched(clock, changes={"times": Sql("times + 1")})
     await place.add(1, START)
     with caplog.at_level(logging.WARNING, "bide.table"):
         await loop.run_once()
@@ -150,9 +142,7 @@ async def test_changes_that_leave_a_row_due_are_undone(
 
 
 async def test_a_row_may_move_itself_ahead(place: Place, clock: ManualClock) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source(changes={"due": Sql(place.an_hour_on), "times": Sql("times + 1")}))
-    loop = await place.loop(app)
+    loop = await place.watched(clock, changes={"due": Sql(place.an_hour_on), "times": Sql("times + 1")})
     await place.add(1, START)
     assert await loop.run_once() == (1, START + HOUR)
     assert await place.states() == {1: (2, 1)}
@@ -162,9 +152,7 @@ async def test_a_row_may_move_itself_ahead(place: Place, clock: ManualClock) -> 
 async def test_times_may_be_numbers_and_that_of_firing_be_written(
     place: Place, clock: ManualClock, due_is: str, factor: int
 ) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source(due="stamp", due_is=due_is, changes={"status": 3, "stamp": Sql(":now + 5")}))
-    loop = await place.loop(app)
+    loop = await place.watched(clock, due="stamp", due_is=due_is, changes={"status": 3, "stamp": Sql(":now + 5")})
     stamp = (START // 1000 + 7) * factor
     await place.run(f"INSERT INTO {place.table} (id, status, stamp) VALUES (1, 2, $1)", stamp)
     clock.advance(6_999)
@@ -218,9 +206,7 @@ BERLIN = [
 async def test_times_without_a_zone_are_the_zone_s(place: Place, wall: str, comes: str) -> None:
     at = instant(comes)
     clock = ManualClock(at - 5 * HOUR)
-    app = await place.app(clock=clock)
-    app.watch(place.source(due="wall", zone=ZoneInfo("Europe/Berlin")))
-    loop = await place.loop(app)
+    loop = await place.watched(clock, due="wall", zone=ZoneInfo("Europe/Berlin"))
     value = datetime.fromisoformat(wall) if place.holds_rows else wall.replace("T", " ")
     await place.run(f"INSERT INTO {place.table} (id, status, wall) VALUES (1, 2, $1)", value)
     for before in (5 * HOUR, 2 * HOUR, HOUR, HOUR // 2, 1):
@@ -403,9 +389,7 @@ async def test_a_row_is_due_a_length_after_its_time(
 async def test_a_length_after_the_time_leaves_the_index_of_use_and_is_checked_again(
     place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source(after="400d", changes={"due": Sql(place.an_hour_on)}))
-    loop = await place.loop(app)
+    loop = await place.watched(clock, after="400d", changes={"due": Sql(place.an_hour_on)})
     assert "index" not in caplog.text
     await place.add(1, START - 400 * 24 * HOUR)
     await place.add(2, START)
