@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 import psycopg
 import pytest
+import pytest_asyncio
 from tests.servers.fixtures import running
 from tests.servers.pooler import PostgresPooler
 from tests.stores.sql import everything as shared
@@ -267,16 +268,22 @@ def page(root: Path, postgres_url: str, postgres_schema: str) -> Iterator[Grante
             ask(postgres_url, f"DROP ROLE {mine}")
 
 
+@pytest_asyncio.fixture
+async def granted(page: Granted) -> Granted:
+    """With tables, and a worker that has its rights."""
+    page.run(page.migrator)
+    await SCHEMA.migrate(page.url("migrator"))
+    page.run(page.worker)
+    return page
+
+
 async def everything(url: str) -> None:
     await shared.everything(PostgresStore(url, events_kept=2))
 
 
-async def test_the_rights_suffice_and_each_is_needed(page: Granted, postgres_url: str) -> None:
-    page.run(page.migrator)
-    await SCHEMA.migrate(page.url("migrator"))
-    page.run(page.worker)
-    await everything(page.url("worker"))
-    grants = [one for one in page.worker if one.startswith("GRANT")]
+async def test_the_rights_suffice_and_each_is_needed(granted: Granted, postgres_url: str) -> None:
+    await everything(granted.url("worker"))
+    grants = [one for one in granted.worker if one.startswith("GRANT")]
     single = [
         f"{right} ON {'SEQUENCE ' if 'SEQUENCE' in grant else ''}{name}"
         for grant in grants
@@ -286,32 +293,29 @@ async def test_the_rights_suffice_and_each_is_needed(page: Granted, postgres_url
         for name in names.split(", ")
     ]
     assert len(single) == 18
-    single.append(f"USAGE ON SCHEMA {page.name}")
+    single.append(f"USAGE ON SCHEMA {granted.name}")
     for right in single:
-        ask(postgres_url, f"DELETE FROM {page.name}.task")
-        ask(postgres_url, f"REVOKE {right} FROM {page.name}_worker")
+        ask(postgres_url, f"DELETE FROM {granted.name}.task")
+        ask(postgres_url, f"REVOKE {right} FROM {granted.name}_worker")
         with pytest.raises(StoreError):
-            await everything(page.url("worker"))
-        ask(postgres_url, f"GRANT {right} TO {page.name}_worker")
-    ask(postgres_url, f"DELETE FROM {page.name}.task")
-    await everything(page.url("worker"))
+            await everything(granted.url("worker"))
+        ask(postgres_url, f"GRANT {right} TO {granted.name}_worker")
+    ask(postgres_url, f"DELETE FROM {granted.name}.task")
+    await everything(granted.url("worker"))
 
 
-async def test_whoever_runs_tasks_sees_which_transactions_of_others_write(page: Granted, postgres_url: str) -> None:
-    page.run(page.migrator)
-    await SCHEMA.migrate(page.url("migrator"))
-    page.run(page.worker)
-    ours = await asyncpg.connect(address_of(page.url("worker")).dsn)
+async def test_whoever_runs_tasks_sees_which_transactions_of_others_write(granted: Granted, postgres_url: str) -> None:
+    ours = await asyncpg.connect(address_of(granted.url("worker")).dsn)
     theirs = await asyncpg.connect(address_of(postgres_url).dsn)
     seen = []
     try:
         for statement in (
-            "BEGIN", f"SELECT FROM {page.name}.task", "COMMIT",
-            "BEGIN", f"SELECT FROM {page.name}.task FOR UPDATE", "COMMIT",
-            "BEGIN", f"DELETE FROM {page.name}.task", "ROLLBACK",
+            "BEGIN", f"SELECT FROM {granted.name}.task", "COMMIT",
+            "BEGIN", f"SELECT FROM {granted.name}.task FOR UPDATE", "COMMIT",
+            "BEGIN", f"DELETE FROM {granted.name}.task", "ROLLBACK",
         ):  # fmt: skip
             await theirs.execute(statement)
-            [row] = await ours.fetch(queries_of(page.name, "")["writers"])
+            [row] = await ours.fetch(queries_of(granted.name, "")["writers"])
             seen.append(len(row["writers"]))
     finally:
         await theirs.close()
@@ -319,13 +323,10 @@ async def test_whoever_runs_tasks_sees_which_transactions_of_others_write(page: 
     assert seen == [0, 0, 0, 0, 1, 0, 0, 1, 0]
 
 
-async def test_whoever_runs_tasks_cannot_migrate(page: Granted) -> None:
-    page.run(page.migrator)
-    await SCHEMA.migrate(page.url("migrator"))
-    page.run(page.worker)
-    ask(page.admin, f"DELETE FROM {page.name}.migration")
+async def test_whoever_runs_tasks_cannot_migrate(granted: Granted) -> None:
+    ask(granted.admin, f"DELETE FROM {granted.name}.migration")
     with pytest.raises(StoreUnavailable, match=r"docs/sql\.md"):
-        await SCHEMA.migrate(page.url("worker"))
+        await SCHEMA.migrate(granted.url("worker"))
 
 
 async def test_who_may_make_the_schema_needs_a_right_on_the_database(page: Granted) -> None:
@@ -336,14 +337,11 @@ async def test_who_may_make_the_schema_needs_a_right_on_the_database(page: Grant
     assert await SCHEMA.migrate(page.url("migrator"))
 
 
-async def test_doctor_says_what_it_may_not_see(page: Granted) -> None:
+async def test_doctor_says_what_it_may_not_see(granted: Granted) -> None:
     """Old transactions of others, which only shows to whoever may read all statistics."""
-    page.run(page.migrator)
-    await SCHEMA.migrate(page.url("migrator"))
-    page.run(page.worker)
 
     async def said() -> list[tuple[bool, str]]:
-        store = PostgresStore(page.url("worker"))
+        store = PostgresStore(granted.url("worker"))
         await store.open()
         try:
             return [(one.ok, one.what) for one in await store.diagnose()]
@@ -351,5 +349,5 @@ async def test_doctor_says_what_it_may_not_see(page: Granted) -> None:
             await store.close()
 
     assert any(not ok and "may not see" in what for ok, what in await said())
-    ask(page.admin, f"GRANT pg_read_all_stats TO {page.name}_worker")
+    ask(granted.admin, f"GRANT pg_read_all_stats TO {granted.name}_worker")
     assert not any("may not see" in what for _, what in await said())
