@@ -8,13 +8,9 @@ change of a row is a new row to it.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -57,6 +53,7 @@ from bide.testing.store_suite.base import (
     settle_all,
     take,
 )
+from bide_proofs.servers.disk import Disk
 
 
 def reported(code: str) -> asyncpg.PostgresError:
@@ -160,36 +157,27 @@ async def test_names_are_one_only_if_every_byte_is(store: Any) -> None:
 
 
 @pytest.fixture
-def small_disk(database: Database, starts: Any) -> Iterator[tuple[str, Path]]:
-    """The URL of tables on a file system of 16 MiB, and where that is."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a file system")
+def small_disk(database: Database, starts: Any) -> Iterator[tuple[str, Disk]]:
+    """The URL of tables on a file system of 16 MiB, and that."""
     server = starts()
     url, place = database.apart(server)
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    disk = Disk(16 << 20, account=server.account)
+    disk.make(place)
     try:
-        shutil.chown(place, server.account, server.account)
+        if not disk.mounted:
+            pytest.skip(disk.refused)
         database.migrate(url)
         database.move(server, place)
-        yield url, place
+        yield url, disk
     finally:
         server.kill()
-        subprocess.run(["umount", "-l", place], check=True)
-
-
-def enlarge(place: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,size=128m", place], check=True)
+        disk.remove()
 
 
 async def test_new_work_is_refused_until_there_is_room(
-    database: Database, small_disk: tuple[str, Path], open_store: OpensStore
+    database: Database, small_disk: tuple[str, Disk], open_store: OpensStore
 ) -> None:
-    url, place = small_disk
+    url, disk = small_disk
     store = await open_store(url, migrate=False)
     stored = 0
     refused: StoreFull | None = None
@@ -204,7 +192,8 @@ async def test_new_work_is_refused_until_there_is_room(
     assert await look(store, Ref("t", f"{stored - 1}")) is not None
     if database.name == "mysql":
         assert (await do(store, Move("t", "2", At(NOW + HOUR)))).ok, "what is there can still be worked on"
-    await asyncio.to_thread(enlarge, place)
+    disk.size = 128 << 20
+    disk.free()
     assert (await do(store, Cancel("t", "0"))).ok
     assert (await do(store, Move("t", "1", At(NOW + HOUR)))).ok
     left = stored - 2 - (database.name == "mysql")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -34,6 +33,7 @@ from bide.testing.store_suite.base import (
     settle,
     take,
 )
+from bide_proofs.servers.disk import Disk
 
 
 def change(path: str, statement: str) -> None:
@@ -293,11 +293,12 @@ def test_a_look_at_the_disk_that_takes_its_time_misleads_nobody(monkeypatch: pyt
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder of 24 MiB."""
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(tmp_path)]
-    if os.geteuid() != 0 or subprocess.run(mounting, capture_output=True, check=False).returncode:
-        pytest.skip("only root may mount a file system")
-    yield tmp_path
-    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+    disk, place = Disk(24 << 20), tmp_path / "disk"
+    disk.make(place)
+    if not disk.mounted:
+        pytest.skip(disk.refused)
+    yield place
+    disk.remove()
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.05])
