@@ -8,6 +8,9 @@ from typing import ClassVar
 from bide.ports import StoreFacade
 from bide.stores.memory import MemoryStore
 from bide.testing.store_suite import StoreSuite
+from bide.testing.store_suite.capabilities import Announcing, Listening, Opening, Remembering
+from bide.testing.store_suite.finding import Counting
+from bide.testing.store_suite.verbs import Batches
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
 
 
@@ -18,7 +21,9 @@ class TestMemory(StoreSuite):
         return MemoryStore()
 
 
-class TestMemoryBehindFacade(StoreSuite):
+class TestMemoryBehindFacade(Batches, Counting, Opening, Listening, Announcing, Remembering):
+    """It forwards each call as it is: these make all of them."""
+
     async def make_store(self, tmp_path: Path) -> StoreFacade:
         return StoreFacade(MemoryStore())
 

@@ -20,11 +20,14 @@ from bide.stores.redis import RedisStore
 from bide.stores.redis.address import address_of
 from bide.stores.redis.layout import Layout
 from bide.testing.store_suite import StoreSuite
+from bide.testing.store_suite.base import SuiteBase
+from bide.testing.store_suite.capabilities import Announcing, Listening, Opening, Remembering
+from bide.testing.store_suite.verbs import Batches, OddInput
 
 Client = redis.Redis | RedisCluster
 
 
-class RedisSuite(StoreSuite):
+class RedisSuite(SuiteBase):
     durable: ClassVar[bool] = True
     shards: ClassVar[int] = 16
 
@@ -56,22 +59,23 @@ class OneServer(RedisSuite):
         self.url, self.namespace = redis_url, redis_namespace
 
 
-class TestRedisOneShard(OneServer):
+class TestRedisOneShard(OneServer, StoreSuite):
+    """Fewer races will do: each is for one key, which lies in one shard of sixteen, too."""
+
     shards: ClassVar[int] = 1
+    races: ClassVar[int] = 50
 
 
-class TestRedis(OneServer):
+class TestRedis(OneServer, StoreSuite):
     exact_order: ClassVar[bool] = False
 
 
-class SeveralServers(RedisSuite):
+class TestRedisCluster(RedisSuite, StoreSuite):
     """The scripts are the same as on one server, so fewer races will do; what differs is the way to them."""
 
     exact_order: ClassVar[bool] = False
     races: ClassVar[int] = 100
 
-
-class TestRedisCluster(SeveralServers):
     @pytest.fixture(autouse=True)
     def _own_namespace(self, redis_cluster_url: str, redis_namespace: str) -> None:
         self.url, self.namespace = redis_cluster_url, redis_namespace
@@ -81,7 +85,11 @@ class TestRedisCluster(SeveralServers):
         return RedisCluster(host=host, port=port)
 
 
-class TestRedisSentinel(SeveralServers):
+class TestRedisSentinel(RedisSuite, Batches, OddInput, Opening, Listening, Announcing, Remembering):
+    """Here too one server answers, by the same scripts: what differs is how it is found, which each verb needs."""
+
+    exact_order: ClassVar[bool] = False
+
     @pytest.fixture(autouse=True)
     def _own_namespace(self, redis_sentinel_url: str, redis_namespace: str) -> None:
         self.url, self.namespace = redis_sentinel_url, redis_namespace

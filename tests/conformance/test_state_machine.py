@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.servers.fixtures import Borrowed
@@ -57,56 +58,38 @@ def test_sqlite_answers_as_memory_does(fast_place: Path) -> None:
     assert play(subject, games=65 * GAMES, moves=100) >= 5_000 * GAMES
 
 
-@pytest.mark.parametrize("shards", [1, 16])
-def test_redis_answers_as_memory_does(redis_url: str, redis_namespace: str, shards: int) -> None:
-    assert play_redis(redis_url, redis_namespace, shards, games=60 * GAMES) >= 4_000 * GAMES
-
-
-def test_a_redis_cluster_answers_as_memory_does(redis_cluster_url: str, redis_namespace: str) -> None:
-    assert play_redis(redis_cluster_url, redis_namespace, 16, games=25 * GAMES) >= 1_600 * GAMES
-
-
-def test_redis_under_sentinel_answers_as_memory_does(redis_sentinel_url: str, redis_namespace: str) -> None:
-    assert play_redis(redis_sentinel_url, redis_namespace, 16, games=25 * GAMES) >= 1_600 * GAMES
-
-
-class BorrowingPostgres(PostgresStore):
-    """In a schema that the next game gets empty."""
-
-    def __init__(self, schemas: Borrowed) -> None:
-        self._schemas = schemas
-        super().__init__(schemas.url(self), clock="caller")
-
-    async def close(self) -> None:
-        await super().close()
-        self._schemas.give_back(self)
-
-
-def test_postgres_answers_as_memory_does(postgres_schemas: Borrowed) -> None:
-    assert play(lambda: BorrowingPostgres(postgres_schemas), games=30 * GAMES, moves=100) >= 2_000 * GAMES
-
-
-class BorrowingMySql(MySqlStore):
-    """The same."""
-
-    def __init__(self, schemas: Borrowed) -> None:
-        self._schemas = schemas
-        super().__init__(schemas.url(self), clock="caller")
-
-    async def close(self) -> None:
-        await super().close()
-        self._schemas.give_back(self)
-
-
-def test_mysql_answers_as_memory_does(mysql_schemas: Borrowed) -> None:
-    assert play(lambda: BorrowingMySql(mysql_schemas), games=30 * GAMES, moves=100, exact_ends=False) >= 2_000 * GAMES
-
-
-def play_redis(url: str, namespace: str, shards: int, *, games: int) -> int:
+@pytest.mark.parametrize(
+    ("servers", "shards", "games", "least"),
+    [
+        ("redis_url", 1, 60, 4_000), ("redis_url", 16, 60, 4_000), ("redis_cluster_url", 16, 25, 1_600),
+        ("redis_sentinel_url", 16, 25, 1_600),
+    ],
+)  # fmt: skip
+def test_redis_answers_as_memory_does(
+    request: pytest.FixtureRequest, redis_namespace: str, servers: str, shards: int, games: int, least: int
+) -> None:
     """Each game in a namespace of its own."""
+    url: str = request.getfixturevalue(servers)
     played = count()
 
     def subject() -> Store:
-        return RedisStore(f"{url}?namespace={namespace}-{next(played)}&shards={shards}", clock="caller")
+        return RedisStore(f"{url}?namespace={redis_namespace}-{next(played)}&shards={shards}", clock="caller")
 
-    return play(subject, games=games, moves=100, exact_order=shards == 1)
+    assert play(subject, games=games * GAMES, moves=100, exact_order=shards == 1) >= least * GAMES
+
+
+@pytest.mark.parametrize(("kind", "exact_ends"), [("postgres", True), ("mysql", False)])
+def test_a_sql_server_answers_as_memory_does(request: pytest.FixtureRequest, kind: str, exact_ends: bool) -> None:
+    """Each game in a schema that the next gets empty."""
+    schemas: Borrowed = request.getfixturevalue(f"{kind}_schemas")
+    made: Any = {"postgres": PostgresStore, "mysql": MySqlStore}[kind]
+
+    class Borrowing(made):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(schemas.url(self), clock="caller")
+
+        async def close(self) -> None:
+            await super().close()
+            schemas.give_back(self)
+
+    assert play(Borrowing, games=30 * GAMES, moves=100, exact_ends=exact_ends) >= 2_000 * GAMES

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -28,7 +27,6 @@ NEW = ev.Asked(1, "client-0.1/0", 9 * MS, 9, Asks.SCHEDULE, "steady", "k", "one"
 CREATED = ev.Answered(1, 10 * MS, 10, Result.CREATED, WAITS)
 LEASING = ev.Leasing(2, "worker-0.1", 99 * MS, 99, {"steady": 5}, 2_600)
 LEASED = ev.Leased(2, 101 * MS, 101, [ev.Held("steady", "k", HELD)], None)
-TOO_EARLY = ev.Leased(2, 101 * MS, 101, [ev.Held("steady", "k", replace(HELD, wake_at=2_599, token=99_900))], None)
 BEGAN = ev.Began("worker-0.1", 102 * MS, 102, "steady", "k", "one", 101_000, 1, 100)
 SETTLING = ev.Settling(3, "worker-0.1", 103 * MS, 103, "steady", "k", 101_000, OutcomeKind.DONE)
 TOLD = ev.Told(3, 104 * MS, 104, True)
@@ -42,82 +40,12 @@ AGAIN: list[Event] = [
     ev.Leased(5, 2_702 * MS, 2_702, [ev.Held("steady", "k", HELD_AGAIN)], None),
     ev.Began("worker-1.1", 2_703 * MS, 2_703, "steady", "k", "one", 2_702_000, 2, 100),
 ]  # fmt: skip
-SETTLED_LATE: list[Any] = [replace(SETTLING, at=2_704 * MS), replace(TOLD, at=2_705 * MS)]
-SETTLED_EARLY: list[Any] = [replace(SETTLING, token=99_900), TOLD]
 END = ev.End(9_000 * MS, 9_000, True)
-END_LATE = ev.End(100_000 * MS, 100_000, True)
-
-
 TWICE: list[Event] = [
     ev.Leasing(5, "worker-1.1", 900 * MS, 900, {"steady": 5}, 3_400),
     ev.Leased(5, 902 * MS, 902, [ev.Held("steady", "k", replace(HELD, wake_at=3_400, token=902_000))], None),
 ]
 """The same life is given out once more, as if for the first time, while the first lease goes on."""
-MOVED: list[Event] = [
-    ev.Asked(6, "client-0.1/1", 102 * MS, 102, Asks.MOVE, "steady", "k", due=In(0)),
-    ev.Answered(6, 103 * MS, 103, Result.MOVED, replace(WAITS, wake_at=103, planned_at=103, due_at=103, token=103_000)),
-]
-GONE_LATE = replace(GONE, wake_at=101, planned_at=100, attempt=1, token=103_000, finished_at=103, keep_until=5_103)
-CANCELLED_LATE: list[Event] = [
-    replace(CANCEL, at=102 * MS, clock=102),
-    replace(CANCELLED, at=103 * MS, clock=103, result=Result.CANCELLED_WHILE_LEASED, task=GONE_LATE),
-]
-SETTLED_AGAIN: list[Event] = [replace(SETTLING, call=7, at=105 * MS, clock=105), replace(TOLD, call=7, at=106 * MS)]
-
-
-def again(**changed: Any) -> list[Event]:
-    """The delivery after a lost lease, with something else in it."""
-    held = replace(HELD_AGAIN, **changed)
-    began = replace(AGAIN[2], token=held.token, attempt=held.attempt, id=held.id)
-    return [AGAIN[0], ev.Leased(5, 2_702 * MS, 2_702, [ev.Held("steady", "k", held)], None), began]
-
-
-def judge(folder: Path, *events: Event, name: str = "none", spans: Sequence[Span] = ()) -> dict[str, int]:
-    """What is wrong with a history, by kind."""
-    (folder / "all.jsonl").write_bytes(b"".join(ev.encode(event) for event in events))
-    return {kind: len(cases) for kind, cases in judged(folder, name, spans)[3].items() if cases}
-
-
-@pytest.mark.parametrize(
-    "events",
-    [
-        [NEW, CREATED, *DELIVERED, END],
-        [NEW, CREATED, CANCEL, CANCELLED, END],
-        [NEW, CREATED, CANCEL, END],  # it may have been done, and nobody heard
-        [NEW, CREATED, LEASING, LEASED, BEGAN, *AGAIN, SETTLED_LATE[0], replace(SETTLED_LATE[1], ok=False)],
-        [NEW, CREATED, LEASING, LEASED, BEGAN, *AGAIN],
-        [NEW, CREATED, LEASING, LEASED, BEGAN, *CANCELLED_LATE, END],
-        [NEW, CREATED, ev.End(9_000 * MS, 9_000, False)],
-        [NEW, END],
-    ],
-)
-def test_what_may_be_is_not_blamed(tmp_path: Path, events: Sequence[Event]) -> None:
-    assert judge(tmp_path, ev.Header("none"), *events) == {}
-
-
-@pytest.mark.parametrize(
-    ("promise", "events"),
-    [
-        ("P2", [NEW, CREATED, END]),
-        ("P2", [NEW, CREATED, LEASING, LEASED, END]),
-        ("P1", [NEW, CREATED, LEASING, TOO_EARLY, replace(BEGAN, token=99_900), *SETTLED_EARLY, END]),
-        ("P1", [NEW, CREATED, LEASING, LEASED, replace(BEGAN, clock=99), SETTLING, TOLD, END]),
-        ("P4", [NEW, CREATED, CANCEL, CANCELLED, *DELIVERED, END]),
-        ("P4", [NEW, CREATED, LEASING, LEASED, BEGAN, *CANCELLED_LATE, *AGAIN]),
-        ("P4", [NEW, CREATED, LEASING, LEASED, BEGAN, *MOVED]),
-        ("P3", [NEW, CREATED, LEASING, LEASED, BEGAN, *AGAIN, *SETTLED_LATE, END]),
-        ("P3", [NEW, CREATED, LEASING, LEASED, BEGAN, *TWICE, END]),
-        ("P5", [NEW, CREATED, *DELIVERED, *AGAIN]),
-        ("P3", [NEW, CREATED, *DELIVERED, *SETTLED_AGAIN]),
-        ("P12", [NEW, CREATED, LEASING, LEASED, BEGAN, *again(token=101_000)]),
-        ("P12", [NEW, CREATED, LEASING, LEASED, BEGAN, *again(attempt=1)]),
-        ("P12", [NEW, CREATED, LEASING, LEASED, BEGAN, *again(id="two")]),
-        ("P10", [NEW, CREATED, CANCEL, CANCELLED, ev.Left(99_999 * MS, 99_999, "steady", "k", GONE), END_LATE]),
-        ("P10", [NEW, CREATED, *DELIVERED, ev.Left(8_999 * MS, 8_999, "steady", "other", WAITS), END]),
-    ],
-)  # fmt: skip
-def test_each_broken_promise_is_found(tmp_path: Path, promise: str, events: Sequence[Event]) -> None:
-    assert judge(tmp_path, ev.Header("none"), *events) == {promise: 1}
 
 
 def test_a_call_that_failed_is_told_apart_from_one_that_its_caller_gave_up() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -32,6 +32,7 @@ from bide_proofs.servers.redis_replicas import RedisCluster, RedisSentinel
 from bide_proofs.servers.server import Running, ServerClock
 from bide_proofs.servers.services import OF_REDIS, SharedServers
 
+Server = TypeVar("Server", bound=Running)
 Server_co = TypeVar("Server_co", bound=Running, covariant=True)
 
 
@@ -72,6 +73,16 @@ def not_installed(error: ServerMissing) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(str(error))
     pytest.skip(str(error))
+
+
+@contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """The server while it runs. Where its program is missing the test is skipped."""
+    try:
+        with server:
+            yield server
+    except ServerMissing as error:
+        not_installed(error)
 
 
 @pytest.fixture(scope="session")
@@ -122,10 +133,7 @@ def _private(make: Callable[..., Running]) -> Any:
             numbers = count(1)
 
             def start(**options: Any) -> Running:
-                try:
-                    return started.enter_context(make(tmp_path / f"{make.__name__}-{next(numbers)}", **options))
-                except ServerMissing as error:
-                    not_installed(error)
+                return started.enter_context(running(make(tmp_path / f"{make.__name__}-{next(numbers)}", **options)))
 
             yield start
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from bide.core.instants import At, In
+from bide.core.instants import LAST_INSTANT, At, Due, In
 from bide.core.names import new_id
 from bide.core.records import Cancel, Filter, Move, OnConflict, Record, Redrive, Ref, Result, State
 from bide.ports import Store
 from bide.testing.store_suite.base import (
     HOUR,
+    KEPT,
     MINUTE,
     NOW,
     add_all,
     bring,
+    change_all,
+    dead,
     do,
     done,
     extend,
@@ -27,6 +30,7 @@ from bide.testing.store_suite.base import (
     retry,
     see,
     settle,
+    settle_all,
     take,
 )
 
@@ -77,6 +81,45 @@ async def moves(store: Store, now_it_fails: Callable[[], None]) -> None:
     assert answer.record == await see(store, before)
 
 
+async def changes(store: Store, now_it_fails: Callable[[], None]) -> None:
+    """Of every kind, in one call."""
+    gone = await bring(store, State.DEAD)
+    assert gone is not None
+    await put(store, new("moved"), new("cancelled"))
+    now_it_fails()
+    again = Redrive("t", "k", new_id(), In(0), gone.token)
+    moved, cancelled, nobody, redriven = await change_all(
+        store, [Move("t", "moved", In(HOUR)), Cancel("t", "cancelled"), Cancel("t", "nobody"), again]
+    )
+    assert (moved.result, cancelled.result) == (Result.MOVED, Result.CANCELLED)
+    assert (nobody.result, redriven.result) == (Result.NOT_FOUND, Result.REDRIVEN)
+    assert [moved.record, redriven.record] == await store.get([Ref("t", "moved"), REF])
+
+
+async def moves_many(store: Store, now_it_fails: Callable[[], None]) -> None:
+    """What applies, what does not, one task twice, and times beyond all others."""
+    every_byte = bytes(range(256))
+    odd = "\u00e9\u4efb\"'\\\n\U0001f600"
+    await put(store, new(odd, payload=every_byte, options=every_byte, group="g"), new("l"), new("m", deadline=NOW + 5))
+    dues: list[tuple[str, Due]] = [
+        (odd, In(5)),
+        ("nobody", In(5)),
+        ("m", In(HOUR)),
+        ("l", At(-(1 << 62))),
+        (odd, In(1 << 62)),
+    ]
+    now_it_fails()
+    first, nobody, refused, early, late = await change_all(store, [Move("t", key, due) for key, due in dues])
+    moved = [first, early, late]
+    assert [(answer.result, answer.was) for answer in moved] == [(Result.MOVED, was) for was in (NOW, NOW, NOW + 5)]
+    assert (nobody.result, refused.result) == (Result.NOT_FOUND, Result.REFUSED)
+    assert first.record is not None
+    assert (first.record.wake_at, first.record.payload, first.record.options) == (NOW + 5, every_byte, every_byte)
+    there = await store.get([Ref("t", "l"), Ref("t", odd)])
+    assert there == [early.record, late.record]
+    assert [one and (one.due_at, one.wake_at) for one in there] == [(0, NOW), (LAST_INSTANT, LAST_INSTANT)]
+
+
 async def leases(store: Store, now_it_fails: Callable[[], None]) -> None:
     await put(store, *(new(f"{number:03}") for number in range(100)))
     now_it_fails()
@@ -111,6 +154,16 @@ async def settles_many(store: Store, now_it_fails: Callable[[], None]) -> None:
     left = await listed(store, Filter(topic="t"))
     assert len(left) == 50
     assert {record.failures for record in left} == {1}, "a retry counts once"
+
+
+async def ends_of_every_kind(store: Store, now_it_fails: Callable[[], None]) -> None:
+    await put(store, *(new(f"{number}") for number in range(3)))
+    first, second, third = (await lease(store, 3)).tasks
+    now_it_fails()
+    outcomes = [retry(first, In(7)), done(second, keep_until=KEPT), dead(third)]
+    assert await settle_all(store, outcomes) == [True] * 3
+    left = [await see(store, held) for held in (first, second, third)]
+    assert [(one.state, one.failures) for one in left] == [(State.WAITING, 1), (State.DONE, 0), (State.DEAD, 0)]
 
 
 async def purges(store: Store, now_it_fails: Callable[[], None]) -> None:

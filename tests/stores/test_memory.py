@@ -9,13 +9,13 @@ import pytest
 
 from bide.core.events import Event, EventKind
 from bide.core.instants import At
-from bide.core.names import new_id
-from bide.core.records import Cancel, Filter, Lease, Move, NewTask, OutcomeKind, Page, Record, Ref, Settlement, State
+from bide.core.records import Cancel, Filter, Lease, Move, Page, Record, Ref, State
 from bide.stores.memory import MemoryStore
 from bide.stores.memory.lines import NAMES, Line, Listings
+from bide.testing.store_suite import base
+from bide.testing.store_suite.base import NOW, done, new
 from bide.timers import HeapTimer, HierarchicalWheel
 
-NOW = 1_800_000_000_000
 Value = TypeVar("Value")
 
 
@@ -36,16 +36,8 @@ def opened(**settings: Any) -> MemoryStore:
     return store
 
 
-def new(key: str = "k", *, at: int = NOW, topic: str = "t", group: str | None = None) -> NewTask:
-    return NewTask(topic, key, new_id(), At(at), b"{}", group)
-
-
 def lease(store: MemoryStore, count: int, *, now: int = NOW) -> list[Record]:
-    return at_once(store.lease({"t": count}, now=now, until=now + 10_000, holder="w")).tasks
-
-
-def done(record: Record, keep_until: int = 0) -> Settlement:
-    return Settlement(record.topic, record.key, record.token, OutcomeKind.DONE, keep_until=keep_until)
+    return at_once(base.lease(store, count, now=now)).tasks
 
 
 def test_no_call_waits() -> None:
@@ -65,7 +57,7 @@ def test_no_call_waits() -> None:
 
 def test_what_was_scheduled_survives_a_close_of_the_same_object() -> None:
     store = opened()
-    [answer] = at_once(store.add([new(at=NOW + 5)], now=NOW))
+    [answer] = at_once(store.add([new(due=At(NOW + 5))], now=NOW))
     at_once(store.close())
     at_once(store.open())
     assert at_once(store.get([Ref("t", "k")])) == [answer.record]
@@ -75,7 +67,7 @@ def test_what_was_scheduled_survives_a_close_of_the_same_object() -> None:
 @pytest.mark.parametrize("timer", [None, lambda now: HeapTimer(start=now), lambda now: HierarchicalWheel(start=now)])
 def test_nothing_of_an_ended_task_is_held(timer: Any) -> None:
     store = opened(timer=timer)
-    tasks = [new(str(number), at=NOW + number % 7, group="g") for number in range(1_000)]
+    tasks = [new(str(number), due=At(NOW + number % 7), group="g") for number in range(1_000)]
     at_once(store.add(tasks, now=NOW))
     at_once(store.find(Filter(group="g"), Page(limit=1)))
     at_once(store.find(Filter(state=State.WAITING), Page(limit=1)))
@@ -92,9 +84,9 @@ def test_nothing_of_an_ended_task_is_held(timer: Any) -> None:
 
 def test_a_key_scheduled_over_and_over_leaves_nothing_dead_for_long() -> None:
     store = opened()
-    at_once(store.add([new("far", at=NOW + 1_000_000)], now=NOW))
+    at_once(store.add([new("far", due=At(NOW + 1_000_000))], now=NOW))
     for number in range(5_000):
-        at_once(store.add([new(at=NOW + 5_000 - number)], now=NOW))
+        at_once(store.add([new(due=At(NOW + 5_000 - number))], now=NOW))
     assert len(store._topics["t"].waits) <= 2 * 2 + 64
 
 
@@ -111,7 +103,7 @@ def test_a_key_that_ends_over_and_over_leaves_one_retention_entry() -> None:
     store = opened()
     for _ in range(5_000):
         at_once(store.add([new()], now=NOW))
-        at_once(store.settle([done(record, NOW + 1_000) for record in lease(store, 1)], now=NOW))
+        at_once(store.settle([done(record, keep_until=NOW + 1_000) for record in lease(store, 1)], now=NOW))
     assert len(store._ended) <= 2 * 1 + 64
     assert at_once(store.purge(now=NOW + 1_000, limit=10)) == 1
     assert store._ended == []
@@ -133,7 +125,7 @@ def test_each_topic_has_a_timer_of_its_own_that_starts_now() -> None:
 def test_what_is_due_waits_in_line_and_what_is_not_on_the_timer() -> None:
     timer = HeapTimer[str](start=NOW)
     store = opened(timer=lambda now: timer)
-    at_once(store.add([new("due"), new("ahead", at=NOW + 5)], now=NOW))
+    at_once(store.add([new("due"), new("ahead", due=At(NOW + 5))], now=NOW))
     waits = store._topics["t"].waits
     assert (len(waits), len(timer)) == (1, 1)
     assert lease(store, 0, now=NOW + 5) == []

@@ -7,7 +7,6 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
@@ -110,6 +109,12 @@ class Place(ABC):
         self.exits.push_async_callback(loop.stop, 0)
         return loop
 
+    async def watched(self, clock: ManualClock, **options: Any) -> TableLoop:
+        """The loop over a source with these options."""
+        app = await self.app(clock=clock)
+        app.watch(self.source(**options))
+        return await self.loop(app)
+
 
 class Sqlite(Place):
     holds_rows = False
@@ -146,7 +151,9 @@ class Sqlite(Place):
         )
 
 
-class Postgres(Place):
+class OnServer(Place):
+    """In a schema of the test's own."""
+
     def __init__(self, url: str, own: str) -> None:
         super().__init__()
         self.plain = url
@@ -155,6 +162,8 @@ class Postgres(Place):
         self.table = f"{own}.posts"
         self._connection: Any = None
 
+
+class Postgres(OnServer):
     async def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         if self._connection is None:
             self._connection = await asyncpg.connect(self.plain)
@@ -185,17 +194,9 @@ class Postgres(Place):
         )
 
 
-class Mysql(Place):
+class Mysql(OnServer):
     due_type = "datetime(3)"
     an_hour_on = "due + INTERVAL 1 HOUR"
-
-    def __init__(self, url: str, own: str) -> None:
-        super().__init__()
-        self.plain = url
-        self.url = f"{url}?schema={own}"
-        self.own = own
-        self.table = f"{own}.posts"
-        self._connection: Any = None
 
     async def _cursor(self, sql: str, values: Sequence[Any]) -> Any:
         if self._connection is None:
@@ -241,10 +242,6 @@ class Mysql(Place):
             f"ALTER TABLE {self.table} ADD COLUMN spoilt int DEFAULT 0, ADD COLUMN checked int "
             f"GENERATED ALWAYS AS (IF(title = '{title}' AND status = 3, 1 DIV spoilt, 0)) STORED"
         )
-
-
-def naive(text: str) -> datetime:
-    return datetime.fromisoformat(text)
 
 
 @pytest.fixture

@@ -420,6 +420,7 @@ async def test_each_table_has_its_own_rows(place: Place, clock: ManualClock, cap
         assert seen[-1] == ("13", 3)
         text = (await metrics.exposition())[0].decode()
     assert f'bide_table_rows_total{{result="fired",table="{place.table}_{{08..13}}"}} 4' in text
+    assert f'bide_table_rows_total{{result="dead",table="{place.table}_{{08..13}}"}} 3' in text
     assert text.count('result="fired"') == 1
 
 
@@ -470,10 +471,9 @@ async def test_they_share_few_connections(place: Place, monkeypatch: pytest.Monk
             await until(lambda: most == 2, "another handler")
         running.remove(row)
 
-    now = time.time_ns() // 1_000_000
     for number in range(8, 8 + MANY):
         for identity in (1, 2, 3):
-            await add(place, number, identity, now)
+            await add(place, number, identity, now())
     async with app.worker() as worker:
         await worker.until_empty()
         assert sum(table.stats.fired for table in worker.tables) == 3 * MANY
@@ -493,9 +493,8 @@ async def test_a_stop_lets_none_begin_that_waits_for_its_turn(place: Place) -> N
         begun.append(row.table)
         await until(lambda: loops and all(loop._stopping for loop in loops), "the stop")
 
-    now = time.time_ns() // 1_000_000
     for number in range(8, 8 + MANY):
-        await add(place, number, 1, now)
+        await add(place, number, 1, now())
     async with app.worker() as worker:
         loops += worker.tables
         await until(

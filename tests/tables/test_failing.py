@@ -14,7 +14,6 @@ from tests.tables.writing import write
 from bide import BadInput, Bide, Dead, DeadRow, Defer, Done, Fixed, Retry, Row, Watch
 from bide.core.errors import StoreUnavailable
 from bide.ports import Raced
-from bide.service.metrics import Metrics
 from bide.testing.clock import ManualClock
 
 HOUR = 3_600_000
@@ -83,9 +82,7 @@ async def test_more_than_a_thousand_rows_that_fail_hold_up_nobody(
     place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     count = 1_050
-    app = await place.app(clock=clock)
-    app.watch(place.source(), retry=Fixed("1h", tries=9))
-    loop = await place.loop(app)
+    loop = await place.watched(clock)
     await place.add_many(1, count, START - HOUR)
     await place.run(f"UPDATE {place.table} SET title = 'cursed'")
     await place.add(count + 1, START - 1)
@@ -152,28 +149,28 @@ async def test_done_is_done(place: Place, clock: ManualClock) -> None:
     assert await place.states() == {1: (3, 1)}
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), ExceptionGroup("", [ValueError()])])
-async def test_whatever_a_handler_raises_is_its_row_s(place: Place, clock: ManualClock, error: BaseException) -> None:
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize(
+    "error", [asyncio.CancelledError(), SystemExit(3), ExceptionGroup("", [ValueError()]), StopIteration()], ids=repr
+)
+async def test_whatever_a_handler_raises_is_its_row_s(
+    place: Place, clock: ManualClock, error: BaseException, plain: bool
+) -> None:
     app = await place.app(clock=clock)
-    watched(app, place, error, raised=True)
+
+    def publish(row: Row) -> None:
+        if row.id == 1:
+            raise error
+
+    async def publish_later(row: Row) -> None:
+        publish(row)
+
+    app.watch(place.source(), retry=Fixed("1m", tries=9)).handler(publish if plain else publish_later)
     loop = await place.loop(app)
     await place.add(1, START)
     await place.add(2, START)
     assert await loop.run_once() == (2, START + 60_000)
     assert await place.states() == {1: (2, 0), 2: (3, 1)}
-
-
-@pytest.mark.parametrize("error", [StopIteration(), SystemExit(3)])
-async def test_so_is_what_a_plain_function_raises(place: Place, clock: ManualClock, error: BaseException) -> None:
-    app = await place.app(clock=clock)
-
-    @app.watch(place.source(), retry=Fixed("1m", tries=9)).handler
-    def publish(row: Row) -> None:
-        raise error
-
-    loop = await place.loop(app)
-    await place.add(1, START)
-    assert await loop.run_once() == (1, START + 60_000)
 
 
 @pytest.mark.parametrize("handled", [False, True])
@@ -356,19 +353,3 @@ async def test_what_the_server_undoes_for_others_is_looked_at_again_at_once(
         await worker.until_empty()
         assert (loop.stats.fired, loop.stats.failed) == (1, 0)
     assert watch.dead == []
-
-
-async def test_rows_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
-    place = Sqlite(tmp_path)
-    async with place.exits:
-        await place.create()
-        app = Bide(place.url)
-        metrics = Metrics(app)
-        watched(app, place, Dead("never"))
-        await place.add(1, 0)
-        await place.add(2, 0)
-        async with app.worker() as worker:
-            await worker.until_empty()
-            text = (await metrics.exposition())[0].decode()
-    assert 'bide_table_rows_total{result="fired",table="posts"} 1' in text
-    assert 'bide_table_rows_total{result="dead",table="posts"} 1' in text

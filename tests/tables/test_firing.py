@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
-from tests.tables.conftest import START, Place, naive
+from tests.tables.conftest import START, Place
 from tests.tables.writing import write
 from tests.waiting import until
 
-from bide import BadInput, Bide, Defer, Fixed, Row, SetupError, Sql, Task
+from bide import BadInput, Bide, Defer, Fixed, Row, SetupError, Sql
 from bide.core.instants import Millis, as_datetime, instant
 from bide.testing.clock import ManualClock
 
@@ -19,9 +20,7 @@ HOUR = 3_600_000
 
 
 async def test_a_row_fires_at_its_time_and_not_before(place: Place, clock: ManualClock) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source())
-    loop = await place.loop(app)
+    loop = await place.watched(clock)
     await place.add(1, START + 1_000)
     assert await loop.run_once() == (0, START + 1_000)
     clock.advance(999)
@@ -35,9 +34,7 @@ async def test_a_row_fires_at_its_time_and_not_before(place: Place, clock: Manua
 
 
 async def test_there_is_no_window_that_a_row_could_fall_out_of(place: Place, clock: ManualClock) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source())
-    loop = await place.loop(app)
+    loop = await place.watched(clock)
     await place.add(1, 0)
     await place.add(2, START - 400 * 24 * HOUR)
     await place.add(3, None)
@@ -47,9 +44,7 @@ async def test_there_is_no_window_that_a_row_could_fall_out_of(place: Place, clo
 
 
 async def test_what_is_moved_or_taken_back_does_not_fire(place: Place, clock: ManualClock) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source())
-    loop = await place.loop(app)
+    loop = await place.watched(clock)
     for number in (1, 2, 3):
         await place.add(number, START + 1_000)
     assert (await loop.run_once())[1] == START + 1_000
@@ -138,9 +133,7 @@ async def test_what_the_database_refuses_costs_only_that_row(place: Place, clock
 async def test_changes_that_leave_a_row_due_are_undone(
     place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source(changes={"times": Sql("times + 1")}))
-    loop = await place.loop(app)
+    loop = await place.watched(clock, changes={"times": Sql("times + 1")})
     await place.add(1, START)
     with caplog.at_level(logging.WARNING, "bide.table"):
         await loop.run_once()
@@ -149,32 +142,28 @@ async def test_changes_that_leave_a_row_due_are_undone(
 
 
 async def test_a_row_may_move_itself_ahead(place: Place, clock: ManualClock) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source(changes={"due": Sql(place.an_hour_on), "times": Sql("times + 1")}))
-    loop = await place.loop(app)
+    loop = await place.watched(clock, changes={"due": Sql(place.an_hour_on), "times": Sql("times + 1")})
     await place.add(1, START)
     assert await loop.run_once() == (1, START + HOUR)
     assert await place.states() == {1: (2, 1)}
 
 
-async def test_the_time_of_firing_can_be_written(place: Place, clock: ManualClock) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source(due="stamp", due_is="milliseconds", changes={"status": 3, "stamp": Sql(":now + 5")}))
-    loop = await place.loop(app)
-    await place.run(f"INSERT INTO {place.table} (id, status, stamp) VALUES (1, 2, $1)", START)
-    clock.advance(30)
+@pytest.mark.parametrize(("due_is", "factor"), [("seconds", 1), ("milliseconds", 1000)])
+async def test_times_may_be_numbers_and_that_of_firing_be_written(
+    place: Place, clock: ManualClock, due_is: str, factor: int
+) -> None:
+    loop = await place.watched(clock, due="stamp", due_is=due_is, changes={"status": 3, "stamp": Sql(":now + 5")})
+    stamp = (START // 1000 + 7) * factor
+    await place.run(f"INSERT INTO {place.table} (id, status, stamp) VALUES (1, 2, $1)", stamp)
+    clock.advance(6_999)
+    assert await loop.run_once() == (0, START + 7_000)
+    clock.advance(1)
     assert (await loop.run_once())[0] == 1
-    assert await place.run(f"SELECT stamp FROM {place.table}") == [(START + 35,)]
+    assert await place.run(f"SELECT stamp FROM {place.table}") == [(stamp + 5,)]
 
 
 async def test_rows_become_tasks_in_the_same_transaction(place: Place, clock: ManualClock) -> None:
     app = await place.app(clock=clock)
-    delivered: list[Task[dict[str, Any]]] = []
-
-    @app.handler("post.publish")
-    async def publish(task: Task[dict[str, Any]]) -> None:
-        delivered.append(task)
-
     app.watch(place.source(), topic="post.publish", retry=Fixed("1m", tries=9))
     loop = await place.loop(app)
     for number in (1, 2, 3):
@@ -215,14 +204,10 @@ BERLIN = [
 
 @pytest.mark.parametrize(("wall", "comes"), BERLIN)
 async def test_times_without_a_zone_are_the_zone_s(place: Place, wall: str, comes: str) -> None:
-    from zoneinfo import ZoneInfo
-
     at = instant(comes)
     clock = ManualClock(at - 5 * HOUR)
-    app = await place.app(clock=clock)
-    app.watch(place.source(due="wall", zone=ZoneInfo("Europe/Berlin")))
-    loop = await place.loop(app)
-    value = naive(wall) if place.holds_rows else wall.replace("T", " ")
+    loop = await place.watched(clock, due="wall", zone=ZoneInfo("Europe/Berlin"))
+    value = datetime.fromisoformat(wall) if place.holds_rows else wall.replace("T", " ")
     await place.run(f"INSERT INTO {place.table} (id, status, wall) VALUES (1, 2, $1)", value)
     for before in (5 * HOUR, 2 * HOUR, HOUR, HOUR // 2, 1):
         clock.advance(at - before - clock.now())
@@ -233,19 +218,6 @@ async def test_times_without_a_zone_are_the_zone_s(place: Place, wall: str, come
         clock.advance(10)
         fired, _ = await loop.run_once()
     assert fired == 1
-
-
-@pytest.mark.parametrize(("due_is", "factor"), [("seconds", 1), ("milliseconds", 1000)])
-async def test_numbers(place: Place, clock: ManualClock, due_is: str, factor: int) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source(due="stamp", due_is=due_is))
-    loop = await place.loop(app)
-    stamp = (START // 1000 + 7) * factor
-    await place.run(f"INSERT INTO {place.table} (id, status, stamp) VALUES (1, 2, $1)", stamp)
-    clock.advance(6_999)
-    assert await loop.run_once() == (0, START + 7_000)
-    clock.advance(1)
-    assert (await loop.run_once())[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -417,9 +389,7 @@ async def test_a_row_is_due_a_length_after_its_time(
 async def test_a_length_after_the_time_leaves_the_index_of_use_and_is_checked_again(
     place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source(after="400d", changes={"due": Sql(place.an_hour_on)}))
-    loop = await place.loop(app)
+    loop = await place.watched(clock, after="400d", changes={"due": Sql(place.an_hour_on)})
     assert "index" not in caplog.text
     await place.add(1, START - 400 * 24 * HOUR)
     await place.add(2, START)

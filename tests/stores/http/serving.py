@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -20,6 +21,7 @@ from bide.engine.config import EngineConfig
 from bide.ports import Store, remote
 from bide.service.authz import ANONYMOUS_CALLER, AccessRefused, Caller, Unauthorized
 from bide.service.remote.calls import StoreCalls
+from bide.stores.http import HttpStore
 
 CallerOf = Callable[[str | None], Caller]
 """Who shows this Authorization header; raises AccessRefused."""
@@ -140,3 +142,15 @@ async def serving(service: Service) -> AsyncIterator[Service]:
         yield service
     finally:
         await service.stop()
+
+
+@asynccontextmanager
+async def opened(service: Service, **options: Any) -> AsyncIterator[HttpStore]:
+    """The service while it runs, by way of a store at its URL."""
+    async with serving(service):
+        store = HttpStore(service.url, **options)
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from msgspec import Raw
 from starlette.responses import Response
 from tests.stores.http.serving import Service
 from tests.stores.stories import (
@@ -151,28 +150,6 @@ async def test_garbage_is_asked_again_and_the_call_is_done_once(
 
     service.before = instead
     assert (await do(store, Cancel("t", "k"))).result is Result.CANCELLED
-
-
-async def test_garbage_for_ever_is_unknown(service: Service, store: HttpStore) -> None:
-    async def instead(operation: str) -> Response | None:
-        return Response(b"\x00" * 100, media_type=remote.CONTENT_TYPE)
-
-    service.before = instead
-    impatient(store)
-    with pytest.raises(OutcomeUnknown):
-        await store.add([new()], now=NOW)
-    with pytest.raises(StoreUnavailable):
-        await store.tally()
-
-
-async def test_an_answer_of_the_wrong_shape_is_unknown(service: Service, store: HttpStore) -> None:
-    async def instead(operation: str) -> Response | None:
-        success = remote.encode(remote.Success(1, Raw(remote.encode([True, False]))))
-        return Response(success, media_type=remote.CONTENT_TYPE)
-
-    service.before = instead
-    with pytest.raises(OutcomeUnknown):
-        await store.add([new()], now=NOW)
 
 
 def work_of(size: int, done: list[int]) -> Work:

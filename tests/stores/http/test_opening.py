@@ -15,7 +15,7 @@ from aiohttp import ClientSession, web
 from msgspec import Raw
 from msgspec.structs import replace
 from starlette.responses import RedirectResponse, Response
-from tests.stores.http.serving import HOST, Service, only, serving
+from tests.stores.http.serving import HOST, Service, only, opened, serving
 from tests.waiting import until
 
 from bide import Bide, SetupError
@@ -154,16 +154,13 @@ async def test_a_service_takes_no_callers_clock() -> None:
 
 
 async def test_time_is_the_services() -> None:
-    async with serving(Service(MemoryStore)) as service:
-        store = HttpStore(service.url)
-        await store.open()
+    async with opened(Service(MemoryStore)) as store:
         before = await store.time()
         [answer] = await store.add([new(due=In(3_600_000))], now=5)
         assert answer.record is not None
         assert before <= answer.record.wake_at - 3_600_000 <= await store.time()
         leased = await store.lease({"t": 1}, now=answer.record.wake_at + 1, until=answer.record.wake_at + 2, holder="w")
         assert leased.tasks == [], "whatever the caller says that the time is"
-        await store.close()
 
 
 # --- tokens
@@ -181,12 +178,9 @@ async def test_a_token_is_asked_for_and_a_wrong_one_is_refused() -> None:
         await store.close()
 
 
-async def test_what_a_token_does_not_allow_is_named_and_others_are_served() -> None:
+async def test_what_a_token_does_not_allow_is_named_and_others_are_served(memory: MemoryStore) -> None:
     caller = Caller("shop", frozenset({Verb.SCHEDULE, Verb.CANCEL, Verb.READ, Verb.RESCHEDULE}), ("order.*",))
-    memory = MemoryStore()
-    async with serving(Service(lambda: memory, caller_of=only(TOKEN, caller))) as service:
-        store = HttpStore(service.url, token=TOKEN)
-        await store.open()
+    async with opened(Service(lambda: memory, caller_of=only(TOKEN, caller)), token=TOKEN) as store:
         with pytest.raises(PartlyFailed) as partly:
             await store.add([new(topic="order.close"), new(topic="mail"), new("l", topic="order.close")], now=NOW)
         assert [type(answer).__name__ for answer in partly.value.answers] == ["Answer", "NotAllowed", "Answer"]
@@ -207,36 +201,28 @@ async def test_what_a_token_does_not_allow_is_named_and_others_are_served() -> N
         await memory.add([new(topic="mail")], now=NOW)
         assert {topic for topic, _ in (await store.tally()).counts} == {"order.close"}
         assert await store.purge(now=NOW, limit=10) == 0
-        await store.close()
 
 
-async def test_to_fire_is_not_to_reschedule_under_its_name_nor_to_change_a_deadline() -> None:
-    memory, caller = MemoryStore(), Caller("shop", frozenset({Verb.FIRE}))
-    async with serving(Service(lambda: memory, caller_of=only(TOKEN, caller))) as service:
+async def test_to_fire_is_not_to_reschedule_under_its_name_nor_to_change_a_deadline(memory: MemoryStore) -> None:
+    caller = Caller("shop", frozenset({Verb.FIRE}))
+    async with opened(Service(lambda: memory, caller_of=only(TOKEN, caller)), token=TOKEN) as store:
         await memory.add([new()], now=NOW)
-        store = HttpStore(service.url, token=TOKEN)
-        await store.open()
         fires = Move("t", "k", In(0), verb="fire_now")
         for more in ({"due": In(5)}, {"verb": "reschedule"}, {"deadline": NOW + 1}):
             with pytest.raises(NotAllowed, match="may not reschedule on topic"):
                 await store.change([replace(fires, **more)], now=NOW)
         [answer] = await store.change([fires], now=NOW)
         assert answer.result == "moved"
-        await store.close()
 
 
 async def test_a_change_is_noted_as_the_callers_and_nobody_speaks_for_others() -> None:
-    memory = MemoryStore()
-    async with serving(Service(lambda: memory, caller_of=only(TOKEN, Caller("shop")))) as service:
-        store = HttpStore(service.url, token=TOKEN)
-        await store.open()
+    async with opened(Service(MemoryStore, caller_of=only(TOKEN, Caller("shop"))), token=TOKEN) as store:
         await store.add([new(), new("l")], now=NOW)
         await store.change([Cancel("t", "k"), Move("t", "l", In(5))], now=NOW)
         event = Event(at=NOW, topic="t", key="k", id="", kind=EventKind.DEAD, who="the director", what="x")
         await store.record([event])
         found = {event.what: event.who for event in await store.events()}
         assert found == {"cancel: cancelled": "shop", "reschedule: moved": "shop", "x": "shop/the director"}
-        await store.close()
 
 
 # --- what is sent by whoever likes to
@@ -260,16 +246,13 @@ BAD: list[NewTask] = [
 
 @pytest.mark.parametrize("task", BAD, ids=range(len(BAD)))
 async def test_what_is_wrong_is_refused_and_the_rest_is_done(task: NewTask) -> None:
-    async with serving(Service(MemoryStore, payload_limit=1_000)) as service:
-        store = HttpStore(service.url)
-        await store.open()
+    async with opened(Service(MemoryStore, payload_limit=1_000)) as store:
         with pytest.raises(BadInput):
             await store.add([task], now=NOW)
         with pytest.raises(PartlyFailed) as partly:
             await store.add([new("good"), task], now=NOW)
         assert isinstance(partly.value.answers[1], BadInput)
         assert (await store.tally()).number(state=State.WAITING) == 1
-        await store.close()
 
 
 @pytest.mark.parametrize(
@@ -283,9 +266,8 @@ async def test_garbage_is_refused_by_every_operation(body: bytes) -> None:
 
 
 async def test_a_session_is_its_callers_alone() -> None:
-    memory = MemoryStore()
     callers = {"Bearer one": Caller("one"), "Bearer two": Caller("two")}
-    async with serving(Service(lambda: memory, caller_of=lambda header: callers[header or ""])) as service:
+    async with serving(Service(MemoryStore, caller_of=lambda header: callers[header or ""])) as service:
         one, two = HttpStore(service.url, token="one"), HttpStore(service.url, token="two")
         await one.open()
         await two.open()
@@ -301,10 +283,9 @@ async def test_a_session_is_its_callers_alone() -> None:
 
 
 async def test_a_batch_that_is_too_large_goes_in_parts() -> None:
-    async with serving(Service(MemoryStore, body_limit=100_000)) as service:
-        service.body_taken = 60_000  # a proxy on the way takes less than the service says
-        store = HttpStore(service.url)
-        await store.open()
+    service = Service(MemoryStore, body_limit=100_000)
+    service.body_taken = 60_000  # a proxy on the way takes less than the service says
+    async with opened(service) as store:
         answers = await store.add([new(str(number), payload=b"x" * 5_000) for number in range(100)], now=NOW)
         assert len(answers) == 100
         assert [record.key for record in await store.get([Ref("t", str(n)) for n in range(100)]) if record] == [
@@ -312,7 +293,6 @@ async def test_a_batch_that_is_too_large_goes_in_parts() -> None:
         ]
         with pytest.raises(BadInput, match="too large"):
             await store.add([new(payload=b"x" * 99_000)], now=NOW)
-        await store.close()
 
 
 async def test_large_payloads_go_in_calls_of_1_mib(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,19 +304,13 @@ async def test_large_payloads_go_in_calls_of_1_mib(monkeypatch: pytest.MonkeyPat
         return await ask(self, operation, request, now)
 
     monkeypatch.setattr(Calls, "ask", asked)
-    async with serving(Service(MemoryStore)) as service:
-        store = HttpStore(service.url)
-        await store.open()
+    async with opened(Service(MemoryStore)) as store:
         await store.add([new(str(number), payload=bytes(300 * 1024)) for number in range(7)], now=NOW)
-        await store.close()
     assert sent == [3, 3, 1]
 
 
-async def test_pages_are_bounded_in_bytes() -> None:
-    memory = MemoryStore()
-    async with serving(Service(lambda: memory)) as service:
-        store = HttpStore(service.url)
-        await store.open()
+async def test_pages_are_bounded_in_bytes(memory: MemoryStore) -> None:
+    async with opened(Service(lambda: memory)) as store:
         names = [f"{number:02}" for number in range(40)]
         await memory.add([new(name, payload=b"x" * 1_000_000) for name in names], now=NOW)
         page = await store.find(Filter(topic="t"), Page(limit=100))
@@ -348,7 +322,6 @@ async def test_pages_are_bounded_in_bytes() -> None:
             shown += [record.key for record in page.tasks]
         assert shown == names
         assert [record.key for record in await store.get([Ref("t", name) for name in names]) if record] == names
-        await store.close()
 
 
 async def test_a_transaction_cannot_be_joined_over_http(service: Service) -> None:
@@ -362,20 +335,18 @@ def test_the_error_of_a_token_is_a_store_error_too() -> None:
     assert issubclass(NotAllowed, StoreError), "so that a worker goes on"
 
 
-async def test_what_no_wire_can_say_is_said_otherwise(service: Service) -> None:
-    store = HttpStore(service.url, clock="caller")
-    await store.open()
-    for token in (0, -1, 2**63, 2**64, 10**40):
-        await store.add([new()], now=NOW)
-        [answer] = await store.change([Cancel("t", "k", if_token=token)], now=NOW)
-        assert answer.result == "stale_token"
-    held = await take(store)
-    assert await settle(store, retry(held, In(0), error="half a pair: \ud83d"))
-    assert (await see(store, held)).error == "half a pair: \\ud83d"
-    event = Event(at=NOW, topic="t", key="k", id="", kind=EventKind.RETRY, what="\ud83d")
-    await store.record([event])
-    assert [event.what for event in await store.events()] == ["\\ud83d"]
-    await store.close()
+async def test_what_no_wire_can_say_is_said_otherwise() -> None:
+    async with opened(Service(MemoryStore, trusting=True), clock="caller") as store:
+        for token in (0, -1, 2**63, 2**64, 10**40):
+            await store.add([new()], now=NOW)
+            [answer] = await store.change([Cancel("t", "k", if_token=token)], now=NOW)
+            assert answer.result == "stale_token"
+        held = await take(store)
+        assert await settle(store, retry(held, In(0), error="half a pair: \ud83d"))
+        assert (await see(store, held)).error == "half a pair: \\ud83d"
+        event = Event(at=NOW, topic="t", key="k", id="", kind=EventKind.RETRY, what="\ud83d")
+        await store.record([event])
+        assert [event.what for event in await store.events()] == ["\\ud83d"]
 
 
 async def test_the_presence_of_a_worker_that_died_is_taken_back() -> None:
@@ -386,23 +357,19 @@ async def test_the_presence_of_a_worker_that_died_is_taken_back() -> None:
             said.append((holder, list(topics)))
             return await super().announce(holder, topics, until, now=now)
 
-    async with serving(Service(Listed, trusting=True)) as service:
-        store = HttpStore(service.url, clock="caller")
-        await store.open()
+    async with opened(Service(Listed, trusting=True), clock="caller") as store:
         await store.announce("dies", ["t"], NOW + 1_000, now=NOW)
         await store.announce("lives", ["t"], NOW + 9_000, now=NOW)
         assert set(await store.announce("lives", ["t"], NOW + 9_000, now=NOW + 2_000)) == {"lives"}
         assert said[-1] == ("dies", [])
         await store.announce("lives", ["t"], NOW + 9_000, now=NOW + 2_000)
         assert said.count(("dies", [])) == 1
-        await store.close()
 
 
 # --- what a token that may do a little cannot do
 
 
-async def test_the_log_of_events_is_written_by_workers_alone_and_at_a_rate() -> None:
-    memory = MemoryStore()
+async def test_the_log_of_events_is_written_by_workers_alone_and_at_a_rate(memory: MemoryStore) -> None:
     callers = {
         "Bearer w": Caller("w", frozenset({Verb.WORK}), ("t.*",)),
         "Bearer e": Caller("e", frozenset({Verb.EVENTS})),
@@ -428,10 +395,7 @@ async def test_the_log_of_events_is_written_by_workers_alone_and_at_a_rate() -> 
 
 
 async def test_a_lease_is_bounded_and_held_in_the_name_of_its_caller() -> None:
-    memory = MemoryStore()
-    async with serving(Service(lambda: memory, caller_of=only(TOKEN, Caller("shop")))) as service:
-        store = HttpStore(service.url, token=TOKEN)
-        await store.open()
+    async with opened(Service(MemoryStore, caller_of=only(TOKEN, Caller("shop"))), token=TOKEN) as store:
         now = await store.time()
         with pytest.raises(BadInput, match="24 hours"):
             await store.lease({"t": 1}, now=now, until=now + 86_400_001, holder="root@prod")
@@ -442,18 +406,14 @@ async def test_a_lease_is_bounded_and_held_in_the_name_of_its_caller() -> None:
         held = [Lease("t", "k", task.token)]
         assert await store.extend(held, now=now, until=now + 86_400_001) == [False]
         assert await store.extend(held, now=now, until=now + 60_000) == [True]
-        await store.close()
 
 
-async def test_nobody_announces_anothers_worker_away() -> None:
-    memory = MemoryStore()
+async def test_nobody_announces_anothers_worker_away(memory: MemoryStore) -> None:
     await memory.open()
     now = int(time.time() * 1_000)
     await memory.announce("prod-worker", ["zz.pay"], now + 60_000, now=now)
     narrow = Caller("narrow", frozenset({Verb.WORK}), ("b.*",))
-    async with serving(Service(lambda: memory, caller_of=only("n", narrow))) as service:
-        store = HttpStore(service.url, token="n")
-        await store.open()
+    async with opened(Service(lambda: memory, caller_of=only("n", narrow)), token="n") as store:
         await store.announce("prod-worker", [], now, now=now)
         await store.announce("prod-worker", ["b.mail"], now + 10**12, now=now)
         live = await memory.announce("looks", [], now, now=now)
@@ -461,7 +421,6 @@ async def test_nobody_announces_anothers_worker_away() -> None:
         assert live["narrow@prod-worker"] == ["b.mail"]
         live = await memory.announce("looks", [], now, now=now + 120_000)
         assert "narrow@prod-worker" not in live, "for a minute at most"
-        await store.close()
 
 
 AT_ONCE = 20
@@ -472,19 +431,15 @@ def connections(service: Service) -> int:
     return len(service._server.server_state.connections)
 
 
-async def test_connections_of_a_busy_moment_end_though_calls_go_on(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connections_of_a_busy_moment_end_though_calls_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would be kept for ever if each call took the one that has rested for longest."""
     monkeypatch.setattr(calls, "_IDLE", 0.1)
-    together = asyncio.Event()
+    together, service = asyncio.Event(), Service(MemoryStore, trusting=True)
 
     async def wait(operation: str) -> None:
         await together.wait()
 
-    store = HttpStore(service.url, clock="caller")
-    await store.open()
-    try:
+    async with opened(service, clock="caller") as store:
         service.before = wait
         gets = [asyncio.create_task(store.get([Ref("t", "k")])) for _ in range(AT_ONCE)]
         await until(lambda: connections(service) >= AT_ONCE, "all are under way")
@@ -495,10 +450,7 @@ async def test_connections_of_a_busy_moment_end_though_calls_go_on(
             await store.get([Ref("t", "k")])
             return connections(service) <= 2
 
-        ended: bool = await until(few_after_a_call, "the others to end")
-        assert ended
-    finally:
-        await store.close()
+        assert await until(few_after_a_call, "the others to end")
 
 
 class Dealing:

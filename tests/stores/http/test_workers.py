@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import msgspec
-from tests.stores.http.serving import Service, only, serving
+from tests.stores.http.serving import Service, only, opened, serving
 from tests.waiting import pause, until
 
 from bide import Bide, Retry, Task
@@ -144,16 +144,14 @@ async def test_a_subscription_that_was_cut_is_made_again_and_nothing_is_missed()
 
 
 async def test_streams_end_when_the_service_is_about_to_stop() -> None:
-    async with serving(Service(MemoryStore)) as service:
-        store = HttpStore(service.url)
-        await store.open()
+    service = Service(MemoryStore)
+    async with opened(service) as store:
         listening = await store.listen(["t"], lambda topic, wake: None)
-        opened = store._opened
-        assert opened is not None
+        there = store._opened
+        assert there is not None
         service.calls.drain()
-        await until(lambda: opened.wakes.replaced > 0, "the stream to end")
+        await until(lambda: there.wakes.replaced > 0, "the stream to end")
         await listening.close()
-        await store.close()
 
 
 async def test_a_worker_whose_token_is_taken_away_goes_on_and_works_again_when_it_is_given_back() -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from itertools import product
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from tests.stores.mysql.connections import by_asyncmy
+from tests.stores.sql.database import MySql
 from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import until
 
-from bide import Bide, Task
 from bide.core import lifecycle
-from bide.core.answers import Answer
-from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreUnavailable
+from bide.core.errors import OutcomeUnknown
 from bide.core.instants import At, Due, In
 from bide.core.names import new_id
 from bide.core.records import Cancel, Filter, Move, NewTask, OnConflict, Page, Record, Redrive, Ref, Result, State
@@ -39,7 +38,6 @@ from bide.testing.store_suite.base import (
     listed,
     new,
     put,
-    put_one,
     see,
     settle,
     settle_all,
@@ -109,20 +107,20 @@ async def test_each_is_there_as_it_was_answered(through: Opens) -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["plain", "quote'", "back\\slash", "é"])
 @pytest.mark.parametrize("payload", [b"", bytes(set(range(256)) - set(b"'\\")), bytes(range(256))])
-@pytest.mark.parametrize("options", [b"", b"\xff'\\"])
-async def test_names_and_bytes_are_kept_as_they_are(through: Opens, name: str, payload: bytes, options: bytes) -> None:
+async def test_names_and_bytes_are_kept_as_they_are(through: Opens, payload: bytes) -> None:
     """What needs no escaping in a part of a batch is not escaped; the last task is in the second part."""
     store = await through(clock="server")
-    tasks = [NewTask("t", f"{name}{number}", new_id(), In(HOUR), payload=payload) for number in range(70)]
-    tasks.append(NewTask(f"t{name}", "last", new_id(), In(HOUR), payload=b"'", options=options, group=name))
-    answers = await add_all(store, tasks, now=_now())
-    found = await store.get([Ref(task.topic, task.key) for task in tasks])
-    assert found == [answer.record for answer in answers]
-    assert [(one.key, one.id, one.payload, one.options, one.group) for one in found if one is not None] == [
-        (task.key, task.id, task.payload, task.options, task.group) for task in tasks
-    ]
+    for name, options in product(["plain", "quote'", "back\\slash", "é"], [b"", b"\xff'\\"]):
+        tasks = [NewTask("t", f"{name}{number}", new_id(), In(HOUR), payload=payload) for number in range(70)]
+        tasks.append(NewTask(f"t{name}", "last", new_id(), In(HOUR), payload=b"'", options=options, group=name))
+        answers = await add_all(store, tasks, now=_now())
+        found = await store.get([Ref(task.topic, task.key) for task in tasks])
+        assert found == [answer.record for answer in answers]
+        assert [(one.key, one.id, one.payload, one.options, one.group) for one in found if one is not None] == [
+            (task.key, task.id, task.payload, task.options, task.group) for task in tasks
+        ]
+        await change_all(store, [Cancel(task.topic, task.key) for task in tasks])
 
 
 async def test_a_key_that_is_taken_is_looked_at(through: Opens) -> None:
@@ -151,26 +149,6 @@ async def test_a_new_life_has_a_higher_token(through: Opens) -> None:
             tokens = highest
 
 
-@pytest.mark.parametrize("act", [Act.CUT, Act.LOSE_REPLY], ids=["never arrived", "answer lost"])
-async def test_what_is_cut_anywhere_is_done_once(act: Act, proxy: FaultProxy, through: Opens) -> None:
-    store = await through(clock="server")
-    await add_all(store, _tasks()[:1], now=_now())  # the lane is connected
-    for place in range(50):
-        there = await listed(store, Filter())
-        await change_all(store, [Cancel(one.topic, one.key) for one in there], now=_now())
-        tasks = _tasks()
-        fault = proxy.fault(act, skip=place)
-        answers = await add_all(store, tasks, now=_now())
-        hits = fault.hits
-        if not hits:
-            await proxy.heal()
-        assert [answer.result for answer in answers] == [Result.CREATED] * MANY, f"cut at message {place}"
-        assert await store.get([Ref(task.topic, task.key) for task in tasks]) == [answer.record for answer in answers]
-        if not hits:
-            break
-    assert place >= 3, "a message that reads the clock, and three parts"
-
-
 @pytest.fixture
 def as_on_mysql(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An insert that cannot answer with its tokens."""
@@ -195,21 +173,6 @@ async def test_where_an_insert_does_not_answer_its_tokens_are_read(
     assert len(set(await put(store, *tasks))) == count, "replaced, each with a higher token"
     for record in records:
         assert (await see(store, record)).token > record.token
-
-
-async def test_a_task_that_makes_too_large_a_packet_fails_alone(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
-    large = new("large", payload=b"x" * 200_000)
-    store._open().connections["read"].largest = 100_000
-    with pytest.raises(PartlyFailed) as failed:
-        await add_all(store, [new("a"), large, new("b")])
-    first, refused, last = failed.value.answers
-    assert isinstance(first, Answer)
-    assert isinstance(last, Answer)
-    assert (first.result, last.result) == (Result.CREATED, Result.CREATED)
-    assert isinstance(refused, StoreUnavailable)
-    with pytest.raises(StoreUnavailable, match="max_allowed_packet is 100000"):
-        await add_all(store, [large])
 
 
 async def long_due(url: str, store: MySqlStore, count: int) -> None:
@@ -250,33 +213,14 @@ async def test_a_worker_polls_by_one_packet_that_only_reads(
     assert not any(word in packet for packet in sent for word in ("UPDATE", "BEGIN"))
 
 
-async def test_a_worker_that_has_nothing_to_do_finds_what_another_process_schedules(
-    url: str, open_store: OpensStore
-) -> None:
-    app, other = Bide(MySqlStore(url), max_sleep="1h"), await open_store(url, clock="server")
-    handled: list[str] = []
-
-    @app.handler("t")
-    async def handle(task: Task[Any]) -> None:
-        handled.append(task.key)
-
-    async with app, app.worker():
-        for count in (1, 2):  # the second finds a worker that sleeps
-            await put_one(other, new(str(count), due=In(0)))
-            await until(lambda: len(handled) == count, "the task to be done")  # noqa: B023 - awaited at once
-
-
 async def test_what_was_locked_when_its_instant_was_passed_comes_with_a_thorough_look(
-    url: str, open_store: OpensStore
+    database: MySql, url: str, open_store: OpensStore
 ) -> None:
     store = await open_store(url, clock="server")
     await long_due(url, store, 300)
-    async with by_asyncmy(url) as caller:
-        table = f"`{address_of(url).schema}`.bide_task"
-        await caller.execute(f"UPDATE {table} SET created_at = created_at + 1 WHERE topic = 't' AND `key` = '005'")
+    async with database.holding(url, "005"):
         keys = [one.key for _ in range(2) for one in (await lease(store, 100, lasts=HOUR)).tasks]
         assert "005" not in keys
-        await caller.rollback()
 
     async def comes() -> Any:
         keys.extend(one.key for one in (await lease(store, 20, lasts=HOUR)).tasks)
@@ -348,17 +292,16 @@ async def test_two_leases_and_one_of_another_process_are_settled_together(url: s
     assert await settle_all(store, [done(one) for one in (*ours, theirs)]) == [False] * 3
 
 
-async def test_what_is_gone_at_the_end_of_a_range_does_not_hold_up_the_rest(url: str, open_store: OpensStore) -> None:
+async def test_what_is_gone_at_the_end_of_a_range_does_not_hold_up_the_rest(
+    database: MySql, url: str, open_store: OpensStore
+) -> None:
     """The row behind the range is then somebody else's, who has it locked."""
     store = await open_store(url, clock="server")
     await long_due(url, store, 11)
     held = (await lease(store, 10, lasts=HOUR)).tasks
     await ask(url, "DELETE FROM {0}_task WHERE `key` = '009'")
-    async with by_asyncmy(url) as caller:
-        table = f"`{address_of(url).schema}`.bide_task"
-        await caller.execute(f"SELECT 1 FROM {table} WHERE topic = 't' AND `key` = '010' FOR UPDATE")
+    async with database.holding(url, "010"):
         assert await settle_all(store, [done(one) for one in held]) == [True] * 9 + [False]
-        await caller.rollback()
 
 
 async def test_what_fails_meanwhile_leaves_no_answer_to_another_question(url: str) -> None:
@@ -387,20 +330,12 @@ async def lines(url: str) -> int:
     return int(count)
 
 
-async def test_a_task_that_lives_again_is_kept_and_its_old_line_goes(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
-    await bring(store, State.DEAD, "k", keep_until=NOW + HOUR)
-    await do(store, Redrive("t", "k", new_id(), At(NOW + 2 * HOUR)))
-    assert await lines(url) == 1
-    assert await store.purge(now=NOW + HOUR, limit=10) == 0
-    assert [one.key for one in await listed(store, Filter(topic="t"))] == ["k"]
-    assert await lines(url) == 0
-
-
-async def test_a_second_end_is_what_counts(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_the_line_of_an_ended_task_goes_when_its_task_lives_again_and_with_it(url: str, store: Any) -> None:
     await bring(store, State.DEAD, "k", keep_until=NOW + HOUR)
     await do(store, Redrive("t", "k", new_id(), At(NOW)))
+    assert await lines(url) == 1
+    assert await store.purge(now=NOW + HOUR, limit=10) == 0
+    assert await lines(url) == 0
     assert await settle(store, done(await take(store), keep_until=NOW + DAY))
     assert await store.purge(now=NOW + HOUR, limit=10) == 0
     assert len(await listed(store, Filter(topic="t", state=State.DONE))) == 1
@@ -408,8 +343,7 @@ async def test_a_second_end_is_what_counts(url: str, open_store: OpensStore) -> 
     assert await lines(url) == 0
 
 
-async def test_more_than_go_at_once_and_members_of_groups(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_more_than_go_at_once_and_members_of_groups(url: str, store: Any) -> None:
     count = 1_500
     await put(store, *[new(str(number), group="g" if number % 3 else None) for number in range(count)])
     held = (await lease(store, count)).tasks
@@ -421,16 +355,12 @@ async def test_more_than_go_at_once_and_members_of_groups(url: str, open_store: 
     assert left == 0
 
 
-async def test_what_somebody_has_locked_is_forgotten_later(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_what_somebody_has_locked_is_forgotten_later(database: MySql, url: str, store: Any) -> None:
     await put(store, new("1"), new("2"))
     held = (await lease(store, 2)).tasks
     await settle_all(store, [done(one, keep_until=NOW + HOUR) for one in held])
-    async with by_asyncmy(url) as caller:
-        table = f"`{address_of(url).schema}`.bide_task"
-        await caller.execute(f"UPDATE {table} SET created_at = created_at + 1 WHERE topic = 't' AND `key` = '1'")
+    async with database.holding(url, "1"):
         assert await store.purge(now=NOW + HOUR, limit=10) == 1
-        await caller.rollback()
     assert await store.purge(now=NOW + HOUR, limit=10) == 1
     assert await lines(url) == 0
 

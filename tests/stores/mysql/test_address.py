@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from tests.servers.fixtures import StartsMariaDb, not_installed
+from tests.servers.fixtures import StartsMariaDb, running
 from tests.stores.certificates import certify
 from tests.stores.sql.everything import everything
 from tests.stores.sql.fixtures import OpensStore
@@ -20,7 +20,6 @@ from bide.stores.mysql.connection import Address, address_of
 from bide.stores.mysql.schema import SCHEMA
 from bide.testing.store_suite.base import done, put_one, settle, take
 from bide_proofs.servers.mariadb import MariaDbServer
-from bide_proofs.servers.process import ServerMissing
 
 
 def test_every_part_is_read() -> None:
@@ -95,21 +94,14 @@ def secure() -> Iterator[tuple[MariaDbServer, Path]]:
         certify(folder)
         for file in folder.iterdir():
             file.chmod(0o644)
-        yield from serving(folder)
-
-
-def serving(folder: Path) -> Iterator[tuple[MariaDbServer, Path]]:
-    options = {
-        "ssl-ca": str(folder / "ca.crt"),
-        "ssl-cert": str(folder / "server.crt"),
-        "ssl-key": str(folder / "server.key"),
-        "require-secure-transport": "ON",
-    }
-    try:
-        with MariaDbServer(folder / "data", options=options) as server:
+        options = {
+            "ssl-ca": str(folder / "ca.crt"),
+            "ssl-cert": str(folder / "server.crt"),
+            "ssl-key": str(folder / "server.key"),
+            "require-secure-transport": "ON",
+        }
+        with running(MariaDbServer(folder / "data", options=options)) as server:
             yield server, folder
-    except ServerMissing as error:
-        not_installed(error)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 from tests.servers.fixtures import StartsMariaDb
-from tests.stores.mysql.connections import by_asyncmy
 from tests.stores.mysql.test_adding import ask
 from tests.stores.sql.database import MySql
 from tests.stores.sql.fixtures import OpensStore
@@ -60,8 +59,7 @@ async def five(store: MySqlStore) -> list[Record]:
     return tasks
 
 
-async def test_a_batch_is_there_as_long_as_one_of_its_tasks_is_leased(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_batch_is_there_as_long_as_one_of_its_tasks_is_leased(url: str, store: Any) -> None:
     tasks = await five(store)
     assert await noted(url) == [(NOW + MINUTE, 5)]
     assert await settle_all(store, [done(task) for task in tasks[:2]]) == [True] * 2
@@ -73,8 +71,7 @@ async def test_a_batch_is_there_as_long_as_one_of_its_tasks_is_leased(url: str, 
     assert await noted(url) == []
 
 
-async def test_a_batch_ends_also_with_an_outcome_that_has_to_be_decided(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_batch_ends_also_with_an_outcome_that_has_to_be_decided(url: str, store: Any) -> None:
     tasks = await five(store)
     assert await settle_all(store, [retry(task, At(NOW + HOUR)) for task in tasks]) == [True] * 5
     assert await noted(url) == []
@@ -94,8 +91,7 @@ async def test_what_is_lost_is_found_by_its_file(url: str, open_store: OpensStor
     assert await noted(url) == [(NOW + MINUTE + HOUR, 1), (NOW + MINUTE + HOUR, 2)]
 
 
-async def test_what_is_lost_comes_before_what_became_due_later(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_what_is_lost_comes_before_what_became_due_later(store: Any) -> None:
     await five(store)
     await put(store, new("before", due=At(NOW + MINUTE - 1)), new("after", due=At(NOW + MINUTE + 1)))
     leased = await lease(store, 6, now=NOW + HOUR)
@@ -103,8 +99,7 @@ async def test_what_is_lost_comes_before_what_became_due_later(url: str, open_st
     assert (first, sorted(lost)) == ("before", list("01234"))
 
 
-async def test_an_extended_lease_is_written_anew_when_its_batch_expires(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_an_extended_lease_is_written_anew_when_its_batch_expires(url: str, store: Any) -> None:
     tasks = await five(store)
     for task in tasks[:3]:
         assert await extend(store, task, until=NOW + HOUR)
@@ -118,8 +113,7 @@ async def test_an_extended_lease_is_written_anew_when_its_batch_expires(url: str
     assert await noted(url) == [(NOW + 2 * HOUR, 1), (NOW + 2 * HOUR, 4)]
 
 
-async def test_a_lease_can_be_made_to_end_sooner(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_lease_can_be_made_to_end_sooner(url: str, store: Any) -> None:
     tasks = await five(store)
     for _ in range(2):
         assert await extend(store, tasks[3], until=NOW + SECOND)
@@ -130,9 +124,8 @@ async def test_a_lease_can_be_made_to_end_sooner(url: str, open_store: OpensStor
     assert sorted(keys((await lease(store, 9, now=NOW + MINUTE)).tasks)) == list("0124")
 
 
-async def test_a_task_may_be_on_batch_twice(url: str, open_store: OpensStore) -> None:
+async def test_a_task_may_be_on_batch_twice(url: str, store: Any) -> None:
     """One batch is of the lease, the other of the time when it was to end sooner."""
-    store = await open_store(url)
     [task] = (await five(store))[:1]
     for end in (NOW + SECOND, NOW + HOUR):
         assert await extend(store, task, until=end)
@@ -144,17 +137,13 @@ async def test_a_task_may_be_on_batch_twice(url: str, open_store: OpensStore) ->
     assert len(await noted(url)) == 2
 
 
-async def test_what_somebody_has_locked_stays_noted(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_what_somebody_has_locked_stays_noted(database: MySql, url: str, store: Any) -> None:
     await five(store)
-    async with by_asyncmy(url) as caller:
-        table = f"`{address_of(url).schema}`.bide_task"
-        await caller.execute(f"SELECT 1 FROM {table} WHERE topic = 't' AND `key` IN ('1', '3') FOR UPDATE")
+    async with database.holding(url, "1"), database.holding(url, "3"):
         found = await lease(store, 9, now=NOW + MINUTE, lasts=HOUR)
         assert sorted(keys(found.tasks)) == ["0", "2", "4"]
         assert await noted(url) == [(NOW + MINUTE, 2), (NOW + MINUTE + HOUR, 3)]
         assert (await lease(store, 9, now=NOW + MINUTE)).tasks == []
-        await caller.rollback()
     assert sorted(keys((await lease(store, 9, now=NOW + MINUTE)).tasks)) == ["1", "3"]
 
 
@@ -189,8 +178,7 @@ async def test_more_tasks_than_one_batch_takes(
     assert sorted(keys((await lease(store, 9, now=NOW + HOUR)).tasks)) == list("01234")
 
 
-async def test_several_topics_are_in_batches_apart(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_several_topics_are_in_batches_apart(url: str, store: Any) -> None:
     await put(store, *[new(str(number), topic=f"t{number % 2}") for number in range(6)])
     leased = await store.lease({"t0": 9, "t1": 2}, now=NOW, until=NOW + MINUTE, holder="w")
     assert sorted(keys(leased.tasks)) == list("01234")
@@ -202,36 +190,15 @@ async def test_several_topics_are_in_batches_apart(url: str, open_store: OpensSt
     assert sorted(keys(lost.tasks)) == ["0", "2", "4", "5"]
 
 
-async def test_what_is_leased_is_counted_and_listed_and_not_among_what_waits(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
-    tasks = await five(store)
-    await put(store, *[new(f"w{number}", due=At(NOW + number)) for number in range(4)])
-    await settle_all(store, [done(tasks[0], keep_until=NOW + HOUR)])
-    tally = await store.tally([NOW - HOUR, NOW + 1, NOW + 3], upto=2)
-    assert counted(tally, "t", State.WAITING) == (4, True)
-    assert counted(tally, "t", State.LEASED) == (4, True)
-    assert counted(tally, "t", State.DONE) == (1, True)
-    assert tally.forecast["t"] == [(1, True), (2, True)]
-    assert (await store.tally([NOW, NOW + HOUR], upto=3)).forecast["t"] == [(3, False)]
-    await extend(store, tasks[4], until=NOW + HOUR)
-    assert keys(await listed(store, Filter(topic="t", state=State.WAITING), limit=2)) == ["w0", "w1", "w2", "w3"]
-    assert keys(await listed(store, Filter(topic="t", state=State.LEASED), limit=2)) == list("1234")
-    assert keys(await listed(store, Filter(topic="t", wake_from=NOW + 2), limit=3)) == ["w2", "w3", *"1234"]
-    assert keys(await listed(store, Filter(topic="t", state=State.LEASED, wake_before=NOW + HOUR))) == list("123")
-
-
-async def test_a_settlement_that_is_undone_leaves_the_file(url: str, open_store: OpensStore) -> None:
+async def test_a_settlement_that_is_undone_leaves_the_file(database: MySql, url: str, open_store: OpensStore) -> None:
     """Somebody has the task locked for longer than a call goes on; its worker is gone when he lets go."""
     store, other = await open_store(url, patience=0.5), await open_store(url)
     await put(store, new("a"), new("b"))
     a, b = (await lease(store, 2, lasts=MINUTE)).tasks
-    async with by_asyncmy(url) as caller:
-        table = f"`{address_of(url).schema}`.bide_task"
-        await caller.execute(f"SELECT 1 FROM {table} WHERE topic = 't' AND `key` = 'a' FOR UPDATE")
+    async with database.holding(url, "a"):
         with pytest.raises(StoreError):
             await settle_all(store, [done(a)])
         assert await settle_all(store, [done(b)]) == [True]
-        await caller.rollback()
     assert await noted(url) == [(NOW + MINUTE, 2)]
     assert (await see(store, a)).state is State.LEASED
     assert keys((await lease(other, 9, now=NOW + MINUTE)).tasks) == ["a"]
@@ -247,8 +214,7 @@ async def test_batches_of_what_is_over_are_taken_away_when_they_expire(url: str,
     assert await noted(url) == []
 
 
-async def test_a_key_that_lives_again_is_not_lost_with_its_old_lease(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_key_that_lives_again_is_not_lost_with_its_old_lease(store: Any) -> None:
     tasks = await five(store)
     await do(store, Cancel("t", "0", keep_until=NOW + HOUR))
     await put(store, new("0", due=At(NOW + 1)))
@@ -260,9 +226,8 @@ async def test_a_key_that_lives_again_is_not_lost_with_its_old_lease(url: str, o
 
 
 async def test_what_was_settled_in_a_transaction_is_taken_off_the_batch_with_the_next_lease(
-    url: str, open_store: OpensStore
+    url: str, store: Any
 ) -> None:
-    store = await open_store(url)
     tasks = await five(store)
     for task in tasks:
         async with store.transaction() as joined:
@@ -273,8 +238,7 @@ async def test_what_was_settled_in_a_transaction_is_taken_off_the_batch_with_the
     assert await noted(url) == [(NOW + HOUR, 1)]
 
 
-async def test_what_a_transaction_has_not_settled_stays_noted(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_what_a_transaction_has_not_settled_stays_noted(url: str, store: Any) -> None:
     tasks = await five(store)
     assert await settle_all(store, [done(task) for task in tasks[1:]]) == [True] * 4
 
@@ -308,9 +272,8 @@ async def test_several_who_look_at_once_find_each_lost_task_once(url: str, open_
 
 
 async def test_a_batch_that_cannot_be_read_holds_nobody_up(
-    url: str, open_store: OpensStore, caplog: pytest.LogCaptureFixture
+    url: str, caplog: pytest.LogCaptureFixture, store: Any
 ) -> None:
-    store = await open_store(url)
     await five(store)
     await put(store, new("b", due=At(NOW + 1)))
     assert keys((await lease(store, now=NOW + 1, lasts=MINUTE)).tasks) == ["b"]

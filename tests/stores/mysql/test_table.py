@@ -11,7 +11,7 @@ import pytest_asyncio
 from tests.tables.conftest import START, Mysql
 from tests.waiting import until
 
-from bide import Fixed, Row, SetupError
+from bide import Row, SetupError
 from bide.testing.clock import ManualClock
 
 
@@ -42,9 +42,7 @@ async def test_ids_of_types_that_are_no_numbers(place: Mysql, kind: str, identit
     table = f"{place.own}.odd"
     await place.run(f"CREATE TABLE {table} (id {kind} PRIMARY KEY, status int, due datetime)")
     await place.run(f"INSERT INTO {table} VALUES ($1, 2, $2)", identity, place.time(START - 1))
-    app = await place.app(clock=ManualClock(START))
-    app.watch(place.source(table=table, columns=[], changes={"status": 3}))
-    loop = await place.loop(app)
+    loop = await place.watched(ManualClock(START), table=table, columns=[], changes={"status": 3})
     assert await loop.run_once() == (1, None)
 
 
@@ -53,9 +51,7 @@ async def test_a_date_that_is_none_is_left_out_and_named_once(
     place: Mysql, date: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock(START)
-    app = await place.app(clock=clock)
-    app.watch(place.source(), retry=Fixed("1m", tries=9))
-    loop = await place.loop(app)
+    loop = await place.watched(clock)
     await place.run("SET SESSION sql_mode = ''")
     await place.run(f"INSERT INTO {place.table} (id, status, due) VALUES (1, 2, '{date}')")
     await place.add(2, START - 1)

@@ -23,8 +23,10 @@ async def by_asyncpg(url: str) -> AsyncIterator[Caller]:
     connection = await asyncpg.connect(_plain(url))
     transaction = connection.transaction()
     await transaction.start()
-    yield Caller(connection, connection.fetch, transaction.commit, transaction.rollback, connection.close)
-    connection.terminate()
+    try:
+        yield Caller(connection, connection.fetch, transaction.commit, transaction.rollback, connection.close)
+    finally:
+        connection.terminate()
 
 
 @asynccontextmanager

@@ -12,7 +12,8 @@ from typing import Any
 import asyncpg
 import psycopg
 import pytest
-from tests.servers.fixtures import not_installed
+import pytest_asyncio
+from tests.servers.fixtures import running
 from tests.servers.pooler import PostgresPooler
 from tests.stores.sql import everything as shared
 from tests.stores.sql.fixtures import OpensStore
@@ -28,7 +29,6 @@ from bide.stores.postgres.queries import queries_of
 from bide.stores.postgres.schema import SCHEMA
 from bide.testing.store_suite.base import NOW, add_all, do, done, extend, lease, listed, new, retry, settle
 from bide_proofs.servers.postgres import ask
-from bide_proofs.servers.process import ServerMissing
 
 _VALUES = [[1 << 40, None], [b"\xff"], ["text"], [1, -1], [True, None], [-3]]
 _SELECT = "SELECT $1::bigint[], $2::bytea[], $3::text[], $4::integer[], $5::boolean[], $6::smallint[]"
@@ -139,11 +139,8 @@ def test_no_password_is_shown() -> None:
 @pytest.fixture
 def pooled(tmp_path: Path, url: str) -> Iterator[str]:
     """The place of the test, by way of the proxy."""
-    try:
-        with PostgresPooler(tmp_path / "pooler", url) as pooler:
-            yield f"{pooler.url}?{url.partition('?')[2]}&pooler=transaction"
-    except ServerMissing as error:
-        not_installed(error)
+    with running(PostgresPooler(tmp_path / "pooler", url)) as pooler:
+        yield f"{pooler.url}?{url.partition('?')[2]}&pooler=transaction"
 
 
 async def test_every_verb_works(url: str, pooled: str, open_store: OpensStore) -> None:
@@ -219,23 +216,16 @@ async def test_what_the_page_looks_at_is_there(root: Path, url: str, open_store:
 
 async def test_the_picture_names_every_table_index_and_column(root: Path, fresh_url: str) -> None:
     await SCHEMA.migrate(fresh_url)
-    address = address_of(fresh_url)
-    picture = (
-        (root / "docs" / "sql.md").read_text(encoding="utf-8").partition("## The schema")[2].partition("Times are")[0]
+    plain, schema = fresh_url.partition("?")[0], address_of(fresh_url).schema
+    page = (root / "docs" / "sql.md").read_text(encoding="utf-8")
+    picture = page.partition("## The schema")[2].partition("Times are")[0]
+    relations = ask(
+        plain,
+        f"SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace('{schema}') AND relkind IN ('r', 'S', 'i') "
+        "AND relname !~ '_(pkey|seq)$'",
     )
-    connection = await asyncpg.connect(address.dsn)
-    try:
-        relations = await connection.fetch(
-            "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace($1) AND relkind IN ('r', 'S', 'i') "
-            "AND relname !~ '_(pkey|seq)$'",
-            address.schema,
-        )
-        columns = await connection.fetch(
-            "SELECT column_name FROM information_schema.columns WHERE table_schema = $1 AND table_name = 'task'",
-            address.schema,
-        )
-    finally:
-        await connection.close()
+    described = "SELECT column_name FROM information_schema.columns WHERE table_name = 'task' AND table_schema ="
+    columns = ask(plain, f"{described} '{schema}'")
     names = {row[0] for row in relations} - {"task_name", "event_name"} | {row[0] for row in columns}
     assert {name for name in names if not re.search(rf"\b{name}\b", picture)} == set()
 
@@ -278,16 +268,22 @@ def page(root: Path, postgres_url: str, postgres_schema: str) -> Iterator[Grante
             ask(postgres_url, f"DROP ROLE {mine}")
 
 
+@pytest_asyncio.fixture
+async def granted(page: Granted) -> Granted:
+    """With tables, and a worker that has its rights."""
+    page.run(page.migrator)
+    await SCHEMA.migrate(page.url("migrator"))
+    page.run(page.worker)
+    return page
+
+
 async def everything(url: str) -> None:
     await shared.everything(PostgresStore(url, events_kept=2))
 
 
-async def test_the_rights_suffice_and_each_is_needed(page: Granted, postgres_url: str) -> None:
-    page.run(page.migrator)
-    await SCHEMA.migrate(page.url("migrator"))
-    page.run(page.worker)
-    await everything(page.url("worker"))
-    grants = [one for one in page.worker if one.startswith("GRANT")]
+async def test_the_rights_suffice_and_each_is_needed(granted: Granted, postgres_url: str) -> None:
+    await everything(granted.url("worker"))
+    grants = [one for one in granted.worker if one.startswith("GRANT")]
     single = [
         f"{right} ON {'SEQUENCE ' if 'SEQUENCE' in grant else ''}{name}"
         for grant in grants
@@ -297,32 +293,29 @@ async def test_the_rights_suffice_and_each_is_needed(page: Granted, postgres_url
         for name in names.split(", ")
     ]
     assert len(single) == 18
-    single.append(f"USAGE ON SCHEMA {page.name}")
+    single.append(f"USAGE ON SCHEMA {granted.name}")
     for right in single:
-        ask(postgres_url, f"DELETE FROM {page.name}.task")
-        ask(postgres_url, f"REVOKE {right} FROM {page.name}_worker")
+        ask(postgres_url, f"DELETE FROM {granted.name}.task")
+        ask(postgres_url, f"REVOKE {right} FROM {granted.name}_worker")
         with pytest.raises(StoreError):
-            await everything(page.url("worker"))
-        ask(postgres_url, f"GRANT {right} TO {page.name}_worker")
-    ask(postgres_url, f"DELETE FROM {page.name}.task")
-    await everything(page.url("worker"))
+            await everything(granted.url("worker"))
+        ask(postgres_url, f"GRANT {right} TO {granted.name}_worker")
+    ask(postgres_url, f"DELETE FROM {granted.name}.task")
+    await everything(granted.url("worker"))
 
 
-async def test_whoever_runs_tasks_sees_which_transactions_of_others_write(page: Granted, postgres_url: str) -> None:
-    page.run(page.migrator)
-    await SCHEMA.migrate(page.url("migrator"))
-    page.run(page.worker)
-    ours = await asyncpg.connect(address_of(page.url("worker")).dsn)
+async def test_whoever_runs_tasks_sees_which_transactions_of_others_write(granted: Granted, postgres_url: str) -> None:
+    ours = await asyncpg.connect(address_of(granted.url("worker")).dsn)
     theirs = await asyncpg.connect(address_of(postgres_url).dsn)
     seen = []
     try:
         for statement in (
-            "BEGIN", f"SELECT FROM {page.name}.task", "COMMIT",
-            "BEGIN", f"SELECT FROM {page.name}.task FOR UPDATE", "COMMIT",
-            "BEGIN", f"DELETE FROM {page.name}.task", "ROLLBACK",
+            "BEGIN", f"SELECT FROM {granted.name}.task", "COMMIT",
+            "BEGIN", f"SELECT FROM {granted.name}.task FOR UPDATE", "COMMIT",
+            "BEGIN", f"DELETE FROM {granted.name}.task", "ROLLBACK",
         ):  # fmt: skip
             await theirs.execute(statement)
-            [row] = await ours.fetch(queries_of(page.name, "")["writers"])
+            [row] = await ours.fetch(queries_of(granted.name, "")["writers"])
             seen.append(len(row["writers"]))
     finally:
         await theirs.close()
@@ -330,13 +323,10 @@ async def test_whoever_runs_tasks_sees_which_transactions_of_others_write(page: 
     assert seen == [0, 0, 0, 0, 1, 0, 0, 1, 0]
 
 
-async def test_whoever_runs_tasks_cannot_migrate(page: Granted) -> None:
-    page.run(page.migrator)
-    await SCHEMA.migrate(page.url("migrator"))
-    page.run(page.worker)
-    ask(page.admin, f"DELETE FROM {page.name}.migration")
+async def test_whoever_runs_tasks_cannot_migrate(granted: Granted) -> None:
+    ask(granted.admin, f"DELETE FROM {granted.name}.migration")
     with pytest.raises(StoreUnavailable, match=r"docs/sql\.md"):
-        await SCHEMA.migrate(page.url("worker"))
+        await SCHEMA.migrate(granted.url("worker"))
 
 
 async def test_who_may_make_the_schema_needs_a_right_on_the_database(page: Granted) -> None:
@@ -347,14 +337,11 @@ async def test_who_may_make_the_schema_needs_a_right_on_the_database(page: Grant
     assert await SCHEMA.migrate(page.url("migrator"))
 
 
-async def test_doctor_says_what_it_may_not_see(page: Granted) -> None:
+async def test_doctor_says_what_it_may_not_see(granted: Granted) -> None:
     """Old transactions of others, which only shows to whoever may read all statistics."""
-    page.run(page.migrator)
-    await SCHEMA.migrate(page.url("migrator"))
-    page.run(page.worker)
 
     async def said() -> list[tuple[bool, str]]:
-        store = PostgresStore(page.url("worker"))
+        store = PostgresStore(granted.url("worker"))
         await store.open()
         try:
             return [(one.ok, one.what) for one in await store.diagnose()]
@@ -362,5 +349,5 @@ async def test_doctor_says_what_it_may_not_see(page: Granted) -> None:
             await store.close()
 
     assert any(not ok and "may not see" in what for ok, what in await said())
-    ask(page.admin, f"GRANT pg_read_all_stats TO {page.name}_worker")
+    ask(granted.admin, f"GRANT pg_read_all_stats TO {granted.name}_worker")
     assert not any("may not see" in what for _, what in await said())

@@ -15,11 +15,10 @@ from tests.stores.postgres.connections import KINDS, by_asyncpg, by_psycopg, sql
 from tests.stores.postgres.test_plans import ARGUMENTS, Surveyed, offences
 from tests.stores.sql.callers import by_sqlalchemy_async
 from tests.stores.sql.database import Postgres
-from tests.stores.sql.fixtures import OpensStore
-from tests.stores.sql.shop import Shop
+from tests.stores.sql.fixtures import OpensStore, Shop
 from tests.waiting import pause, until
 
-from bide import BadInput, Bide, Fixed, OutcomeUnknown, SetupError, StoreUnavailable, Task
+from bide import BadInput, Bide, OutcomeUnknown, SetupError, StoreUnavailable, Task
 from bide.core.records import Lease, NewTask, Record, Ref
 from bide.stores.postgres import PostgresStore
 from bide.stores.postgres.connection import address_of
@@ -230,8 +229,7 @@ async def test_plans_are_not_kept_from_an_empty_table(callers: Surveyed) -> None
     assert not wrong
 
 
-async def test_a_verb_plans_anew_and_leaves_that_setting_as_it_was(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_verb_plans_anew_and_leaves_that_setting_as_it_was(url: str, store: Any) -> None:
     own = await asyncpg.connect(address_of(url).dsn)
     modes: list[str] = []
     joined = store.using(own)
@@ -286,35 +284,10 @@ async def completed(store: PostgresStore, held: Record, effects: Effects) -> Non
         assert await joined.settle([done(held)], now=NOW) == [True]
 
 
-# --- in the app
-
-
-async def test_effect_and_completion_are_one_commit_and_what_fails_is_done_again(url: str, effects: Effects) -> None:
-    app, seen = Bide(url, keep_done="0s"), []
-
-    @app.handler("order.close", retry=Fixed("1ms", tries=5))
-    async def close(task: Task[None]) -> None:
-        async with task.transaction() as connection:
-            await effects.write(connection)
-            await app.schedule("order.archive", key=task.key, delay="1d")
-            seen.append((await effects.count(), await app.get("order.archive", "1") is not None))
-            if task.attempt < 3:
-                raise ConnectionError("away")
-
-    async with app, app.worker(topics=["order.close"]) as worker:
-        await close.schedule(None, key="1", delay="0s")
-        await worker.until_empty()
-        assert seen == [(0, True)] * 3, "inside it is there, and for nobody else"
-        assert await effects.count() == 1
-        assert await app.get("order.archive", "1") is not None
-        assert await app.get("order.close", "1") is None
-
-
 # --- what the connection is
 
 
-async def test_a_handler_may_take_its_time(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_handler_may_take_its_time(store: Any) -> None:
     async with store.transaction() as joined:
         settings = dict(await joined.connection.fetch("SELECT name, setting FROM pg_settings"))
     assert settings["idle_in_transaction_session_timeout"] == "0"
@@ -322,29 +295,14 @@ async def test_a_handler_may_take_its_time(url: str, open_store: OpensStore) -> 
     assert settings["transaction_isolation"] == "read committed"
 
 
-async def test_what_one_handler_sets_is_not_the_next_ones(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
-    pids = set()
-    for _ in range(3):
-        async with store.transaction() as joined:
-            assert await joined.connection.fetchval("SHOW work_mem") != "64kB"
-            await joined.connection.execute("SET work_mem = '64kB'")
-            pids.add(await joined.connection.fetchval("SELECT pg_backend_pid()"))
-    assert len(pids) == 1, "it is the same connection all along"
-
-
-async def test_neither_are_its_role_its_locks_nor_what_else_its_session_has(
-    url: str, open_store: OpensStore, effects: Effects
-) -> None:
-    store = await open_store(url)
+async def test_what_one_handler_sets_takes_and_makes_is_not_the_next_ones(effects: Effects, store: Any) -> None:
     schema = effects.name.partition(".")[0]
     await effects.connection.execute(
         f"GRANT USAGE ON SCHEMA {schema} TO pg_monitor; GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO pg_monitor"
     )
     async with store.transaction() as joined:
-        await joined.connection.execute(
-            "SET ROLE pg_monitor; SELECT pg_advisory_lock(77); CREATE TEMP TABLE mine (number integer)"
-        )
+        await joined.connection.execute("SET ROLE pg_monitor; SET work_mem = '64kB'; CREATE TEMP TABLE mine ()")
+        await joined.connection.fetch("SELECT pg_advisory_lock(77)")
         await joined.connection.add_listener("theirs", print)
         pid = await joined.connection.fetchval("SELECT pg_backend_pid()")
     locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 77 AND pid = $1"
@@ -352,6 +310,7 @@ async def test_neither_are_its_role_its_locks_nor_what_else_its_session_has(
     async with store.transaction() as joined:
         assert await joined.connection.fetchval("SELECT pg_backend_pid()") == pid
         assert await joined.connection.fetchval("SELECT current_user = session_user")
+        assert await joined.connection.fetchval("SHOW work_mem") != "64kB"
         assert await joined.connection.fetchval("SELECT to_regclass('pg_temp.mine')") is None
         assert await joined.connection.fetch("SELECT pg_listening_channels()") == []
         assert await joined.connection.fetchval("SHOW tcp_keepalives_count") == "4"
@@ -373,8 +332,7 @@ async def test_connections_that_nobody_needs_are_let_go(
     await until(gone, "its connection to be ended")
 
 
-async def test_so_many_at_a_time_and_the_others_wait(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_so_many_at_a_time_and_the_others_wait(store: Any) -> None:
     open_now, most, release = 0, 0, asyncio.Event()
 
     async def transact() -> None:
@@ -391,8 +349,7 @@ async def test_so_many_at_a_time_and_the_others_wait(url: str, open_store: Opens
     assert most == MOST
 
 
-async def test_a_long_one_does_not_hold_up_the_leases_of_others_nor_its_own(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_long_one_does_not_hold_up_the_leases_of_others_nor_its_own(store: Any) -> None:
     await put(store, new("a"), new("b"))
     first, second = await take(store), await take(store)
     effect = asyncio.Event()
@@ -416,8 +373,7 @@ async def test_a_long_one_does_not_hold_up_the_leases_of_others_nor_its_own(url:
 
 
 @pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN"])
-async def test_who_ends_it_inside_is_told(url: str, open_store: OpensStore, effects: Effects, how: str) -> None:
-    store = await open_store(url)
+async def test_who_ends_it_inside_is_told(effects: Effects, how: str, store: Any) -> None:
     await put_one(store)
     held = await take(store)
 
@@ -433,8 +389,7 @@ async def test_who_ends_it_inside_is_told(url: str, open_store: OpensStore, effe
     await completed(store, held, effects)
 
 
-async def test_a_failed_statement_that_was_passed_over_is_told_of(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_failed_statement_that_was_passed_over_is_told_of(store: Any) -> None:
 
     async def fail(*tasks: NewTask) -> None:
         async with store.transaction() as joined:
@@ -449,10 +404,7 @@ async def test_a_failed_statement_that_was_passed_over_is_told_of(url: str, open
         await fail()
 
 
-async def test_a_constraint_that_the_commit_looks_at_is_the_handlers_own_error(
-    url: str, open_store: OpensStore, effects: Effects
-) -> None:
-    store = await open_store(url)
+async def test_a_constraint_that_the_commit_looks_at_is_the_handlers_own_error(effects: Effects, store: Any) -> None:
     await put_one(store)
     held = await take(store)
     await effects.connection.execute(f"ALTER TABLE {effects.name} ADD UNIQUE (number) DEFERRABLE INITIALLY DEFERRED")
@@ -463,8 +415,7 @@ async def test_a_constraint_that_the_commit_looks_at_is_the_handlers_own_error(
     assert await effects.count() == 1
 
 
-async def test_a_handler_may_have_savepoints(url: str, open_store: OpensStore, effects: Effects) -> None:
-    store = await open_store(url)
+async def test_a_handler_may_have_savepoints_and_is_told_when_it_is_over(effects: Effects, store: Any) -> None:
 
     async def fail(joined: Any) -> None:
         async with joined.connection.transaction():
@@ -482,10 +433,6 @@ async def test_a_handler_may_have_savepoints(url: str, open_store: OpensStore, e
     assert await effects.count() == 2
     assert await look(store, Ref("t", "undone")) is None
     assert await look(store, Ref("t", "k")) is not None
-
-
-async def test_after_its_end_its_verbs_say_so(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
     async with store.transaction() as joined:
         pass
     with pytest.raises(SetupError, match="has ended"):
@@ -493,9 +440,8 @@ async def test_after_its_end_its_verbs_say_so(url: str, open_store: OpensStore) 
 
 
 async def test_a_cancelled_handler_leaves_nothing_open_and_a_commit_is_not_given_up(
-    url: str, open_store: OpensStore, effects: Effects
+    effects: Effects, store: Any
 ) -> None:
-    store = await open_store(url)
     await put_one(store)
     held = await take(store)
     slow = Slow(effects)

@@ -1,158 +1,58 @@
-"""Leasing, moving and notifications on PostgreSQL."""
+"""Leasing, moving, notifications and batches on PostgreSQL."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
+import psycopg
 import pytest
+from tests.stores.sql.database import Postgres
 from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import pause, until
 
-from bide.core.answers import Answer
-from bide.core.instants import At, In
-from bide.core.names import new_id
-from bide.core.records import Leased, Move, NewTask, Record, Result, State
-from bide.ports import Store
-from bide.stores.memory import MemoryStore
-from bide.stores.postgres import PostgresStore, operations, wakes
+from bide.core.instants import At, Due, In
+from bide.core.records import Move, NewTask, Record, Ref, Result
+from bide.ports import Verbs
+from bide.stores.postgres import PostgresStore, wakes
 from bide.stores.postgres.connection import address_of
+from bide.stores.postgres.operations import nested, packed
 from bide.stores.postgres.queries import Names
 from bide.stores.postgres.wakes import WakeMessages
 from bide.stores.sql.leasing import POLL
-from bide.stores.sql.operations import WIDTH, record_of
-from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.base import DAY, HOUR, NOW, add_all, bring, change_all, lease, new, put, put_one, see
+from bide.testing.proxy import FaultProxy
+from bide.testing.store_suite.base import DAY, HOUR, NOW, add_all, change_all, lease, new, put, put_one
 
 Opens = Callable[..., Awaitable[PostgresStore]]
-LEASE = 3_600_000
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
-
-
-async def _flood(store: PostgresStore, count: int) -> None:
-    await add_all(store, [NewTask("t", str(number), new_id(), In(0)) for number in range(count)], now=_now())
-    await add_all(store, [NewTask("t", "later", new_id(), In(3_600_000))], now=_now())
-
-
-async def _lease(store: PostgresStore, want: int) -> Leased:
-    return await store.lease({"t": want}, now=_now(), until=_now() + LEASE, holder="w")
 
 
 async def test_it_is_taken_whole_each_once(through: Opens) -> None:
     store = await through(clock="server")
-    await _flood(store, 450)
-    taken: list[str] = []
-    tokens: list[int] = []
-    for _ in range(4):
-        leased = await _lease(store, 100)
-        assert len(leased.tasks) == 100
-        assert {record.holder for record in leased.tasks} == {"w"}
-        assert all(record.attempt == 1 and record.wake_at > leased.now for record in leased.tasks)
+    await put(store, *(new(str(number), due=In(0)) for number in range(450)), new("later", due=In(HOUR)))
+    leases = [await lease(store, 100, lasts=HOUR) for _ in range(5)]
+    assert [len(leased.tasks) for leased in leases] == [100] * 4 + [50]
+    for leased in leases:
+        assert all((record.holder, record.attempt) == ("w", 1) for record in leased.tasks)
+        assert all(record.wake_at > leased.now for record in leased.tasks)
         wakes = [record.planned_at for record in leased.tasks]
         assert wakes == sorted(wakes)
-        taken += [record.key for record in leased.tasks]
-        tokens.append(max(record.token for record in leased.tasks))
-    last = await _lease(store, 100)
-    taken += [record.key for record in last.tasks]
+    taken = [record.key for leased in leases for record in leased.tasks]
     assert sorted(taken, key=int) == [str(number) for number in range(450)]
+    tokens = [max(record.token for record in leased.tasks) for leased in leases]
     assert tokens == sorted(set(tokens)), "each lease has a higher token than the one before"
+    last = leases[-1]
     assert last.next_wake is not None
     assert last.next_wake <= last.now + 1_000
-    again = await _lease(store, 100)
+    again = await lease(store, 100, lasts=HOUR)
     assert again.tasks == []
     assert again.next_wake is not None
     assert again.next_wake > again.now, "somebody who asks at once would never stop"
 
 
-@pytest.mark.parametrize("act", [Act.CUT, Act.LOSE_REPLY], ids=["never arrived", "answer lost"])
-async def test_what_is_cut_anywhere_is_taken_once(act: Act, proxy: FaultProxy, through: Opens) -> None:
-    store = await through(clock="server")
-    await _flood(store, 1_000)
-    taken = [record.key for record in (await _lease(store, 50)).tasks]
-    for place in range(20):
-        fault = proxy.fault(act, skip=place)
-        taken += [record.key for record in (await _lease(store, 50)).tasks]
-        if not fault.hits:
-            await proxy.heal()
-            break
-    assert place >= 1, "nothing was cut"
-    while leased := (await _lease(store, 50)).tasks:
-        taken += [record.key for record in leased]
-    assert sorted(taken, key=int) == [str(number) for number in range(1_000)]
-
-
-def shown(answer: Answer) -> tuple[Any, ...]:
-    """Without what is each store's own."""
-    one = answer.record
-    if one is None:
-        return answer.result, answer.was
-    return answer.result, answer.was, one.key, one.state, one.due_at, one.wake_at, one.deadline, one.payload, one.group
-
-
-async def test_a_batch_means_the_same_as_one_by_one(url: str, open_store: OpensStore) -> None:
-    """What applies, what does not for each reason there is, and one task three times."""
-
-    async def told(store: Store) -> list[list[tuple[Any, ...]]]:
-        await bring(store, State.DEAD, key="dead")
-        await bring(store, State.LEASED, key="leased")
-        names = ("a", "b", "late", "conditional", "kept")
-        first = await put(store, *(new(name, payload=name.encode(), deadline=NOW + 5 * HOUR) for name in names))
-        token = {one.key: one.token for one in first}
-        moves = [
-            Move("t", "b", At(NOW + HOUR)),
-            Move("t", "nobody", In(0)),
-            Move("t", "a", In(HOUR)),
-            Move("t", "late", At(NOW + 6 * HOUR)),
-            Move("t", "a", At(-(1 << 62)), deadline=NOW + 2 * HOUR),
-            Move("t", "conditional", In(5), token["conditional"]),
-            Move("t", "kept", In(5), token["kept"] - 1),
-            Move("t", "leased", In(0)),
-            Move("t", "a", In(1 << 62)),
-            Move("t", "dead", In(0)),
-            Move("other", "a", In(0)),
-        ]
-        return [
-            [shown(answer) for answer in await change_all(store, moves)],
-            [shown(answer) for answer in await change_all(store, [moves[1], moves[3]])],
-        ]
-
-    there = await told(await open_store(url))
-    memory = MemoryStore()
-    await memory.open()
-    assert there == await told(memory)
-    await memory.close()
-    results = [row[0] for row in there[0]]
-    assert results.count(Result.MOVED) == 4
-    assert {Result.NOT_FOUND, Result.REFUSED, Result.STALE_TOKEN, Result.UNDER_WAY, Result.FINISHED} < set(results)
-
-
-async def test_the_answer_that_is_kept_is_the_one_that_was_given(url: str, open_store: OpensStore) -> None:
-    """For a caller who did not get it; by then the task may be gone."""
-    store = await open_store(url)
-    every_byte = bytes(range(256)) * 3
-    tasks = [
-        new("plain", due=At(NOW + HOUR)),
-        new("\u00e9\u4efb\"'\\\n\U0001f600", payload=every_byte, options=every_byte, group="g", deadline=9 * NOW),
-    ]
-    await put(store, *tasks)
-    answers = await change_all(store, [Move("t", one.key, In(5), deadline=one.deadline) for one in tasks])
-    [kept] = await rows_of(url, "SELECT answer FROM {schema}.caller WHERE answer IS NOT NULL")
-    given = {(answer.record, answer.was) for answer in answers}
-    assert len(given) == 2
-    assert {(record_of(row[2 : 2 + WIDTH]), row[1]) for row in operations._moves_kept(kept["answer"])} == given
-    await change_all(store, [Move("t", "nobody", In(5))])
-    assert operations._moves_kept(None) == []
-
-
-async def test_what_somebody_changes_just_then_is_looked_at_again(url: str, open_store: OpensStore) -> None:
+async def test_what_somebody_changes_just_then_is_looked_at_again(database: Postgres, url: str, store: Any) -> None:
     """The statement sees the task as it was, waits for who has it, and must not answer from what it saw."""
-    store = await open_store(url)
     await put(store, new("a", due=At(NOW + HOUR)), new("b", due=At(NOW + HOUR)), new("c", due=At(NOW + HOUR)))
     theirs, own = [await asyncpg.connect(address_of(url).dsn) for _ in range(2)]
     schema = address_of(url).schema
@@ -165,33 +65,16 @@ async def test_what_somebody_changes_just_then_is_looked_at_again(url: str, open
         moved = asyncio.create_task(store.using(own).change(moves, now=NOW))  # waits for a lock as long as it takes
         waits = f"SELECT FROM pg_locks WHERE NOT granted AND pid = {own.get_server_pid()}"
 
-        async def waiting() -> Any:
-            return await rows_of(url, waits)
-
-        await until(waiting, "it to wait for the lock")
+        await until(lambda: database.ask(url, waits), "it to wait for the lock")
         await transaction.commit()
         answers = await moved
     assert [(one.result, one.was) for one in answers] == [
         (Result.MOVED, NOW + HOUR + 5), (Result.NOT_FOUND, None), (Result.MOVED, NOW + HOUR),
     ]  # fmt: skip
-    assert [await due(store, answer.record) for answer in answers if answer.record] == [NOW + 2 * HOUR] * 2
+    there = await store.get([Ref("t", key) for key in "abc"])
+    assert [one and one.due_at for one in there] == [NOW + 2 * HOUR, None, NOW + 2 * HOUR]
     await own.close()
     await theirs.close()
-
-
-async def due(store: PostgresStore, record: Record) -> int:
-    return (await see(store, record)).due_at
-
-
-async def rows_of(url: str, statement: str) -> list[Any]:
-    """Of a connection of its own."""
-    address = address_of(url)
-    connection = await asyncpg.connect(address.dsn)
-    try:
-        rows: list[Any] = await connection.fetch(statement.replace("{schema}", f'"{address.schema}"'))
-        return rows
-    finally:
-        await connection.close()
 
 
 def test_only_what_wakes_before_the_cap_is_told() -> None:
@@ -221,8 +104,7 @@ def test_many_topics_are_told_in_messages_that_the_server_takes() -> None:
     assert all(len(one.encode()) < 8_000 for one in said)
 
 
-async def test_a_batch_sends_one_message(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_batch_sends_one_message(url: str, store: Any) -> None:
     address = address_of(url)
     heard: list[str] = []
     connection = await asyncpg.connect(address.dsn)
@@ -263,8 +145,7 @@ async def test_a_deaf_subscription_is_replaced(
     await listening.close()
 
 
-async def test_doctor_listens_to_itself(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_doctor_listens_to_itself(store: Any) -> None:
     assert [one.ok for one in await store.diagnose() if "LISTEN" in one.what] == [True]
 
 
@@ -289,3 +170,80 @@ async def test_a_worker_that_is_notified_need_not_poll(url: str, open_store: Ope
     notified = await lease(store)
     assert notified.again_by is None
     await listening.close()
+
+
+# --- batches as the arrays that statements take: of any length, with what is alike and what is not
+
+Makes = Callable[[int], list[NewTask]]
+LENGTHS = (1, 2, 12, 13, 100)
+"""Without divisors and with them."""
+
+
+def test_the_parts_of_a_column_are_alike_and_hold_all_of_it() -> None:
+    for length in range(1, 200):
+        column: list[Any] = list(range(length))
+        parts = nested(column)
+        if parts != column:
+            assert [one for part in parts for one in part] == column
+            assert {len(part) for part in parts} == {len(parts[0])}
+            assert len(parts[0]) > 1
+
+
+def test_what_is_the_same_throughout_is_sent_once_and_what_is_null_not_at_all() -> None:
+    columns: list[list[Any]] = [["t"] * 3, [None] * 3, [None, "g", None], ["t", "u", "t"], ["x"] * 3]
+    assert packed(columns, (0, 3)) == [["t"], [], [None, "g", None], ["t", "u", "t"], ["x"] * 3]
+
+
+def mixed(length: int) -> list[NewTask]:
+    """Tasks of which no field is the same throughout, and each that may be null is so for some."""
+
+    def due(number: int) -> Due:
+        return At(NOW + number) if number % 2 else In(HOUR + number)
+
+    return [
+        new(
+            f"{number * 7 % length}", topic=f"t{number % 3}", due=due(number), payload=bytes([number, 0]),
+            group=f"g{number}" if number % 3 else None, deadline=NOW + 9 * HOUR if number % 5 else None,
+            options=bytes([number]) if number % 4 else b"",
+        )
+        for number in range(length)
+    ]  # fmt: skip
+
+
+def alike(length: int) -> list[NewTask]:
+    return [new(f"{number}", due=In(HOUR), payload=bytes([number, 0])) for number in range(length)]
+
+
+async def check(verbs: Verbs, tasks: list[NewTask]) -> None:
+    """Schedule them, and read back what was asked for; move them, which takes arrays too."""
+    answers = await add_all(verbs, tasks)
+    assert [answer.result for answer in answers] == [Result.CREATED] * len(tasks)
+    there = await verbs.get([Ref(one.topic, one.key) for one in tasks])
+    assert there == [answer.record for answer in answers]
+    for one, record in zip(tasks, there, strict=True):
+        assert isinstance(record, Record)
+        assert (record.topic, record.key, record.id, record.group) == (one.topic, one.key, one.id, one.group)
+        assert (record.due_at, record.deadline) == (one.due.resolve(NOW), one.deadline)
+        assert (record.payload, record.options) == (one.payload, one.options)
+    moved = await change_all(verbs, [Move(one.topic, one.key, At(NOW + HOUR)) for one in tasks])
+    assert [answer.result for answer in moved] == [Result.MOVED] * len(tasks)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("make", [mixed, alike])
+async def test_a_batch_of_any_length(url: str, open_store: OpensStore, make: Makes, length: int) -> None:
+    await check(await open_store(url), make(length))
+
+
+@pytest.mark.parametrize("make", [mixed, alike])
+async def test_a_batch_on_a_callers_connection(url: str, make: Makes, store: Any) -> None:
+    own = await asyncpg.connect(address_of(url).dsn)
+    for length in LENGTHS:
+        async with own.transaction():
+            await check(store.using(own), make(length))
+            await own.execute(f'DELETE FROM "{address_of(url).schema}".task')
+    await own.close()
+    async with await psycopg.AsyncConnection.connect(address_of(url).dsn) as theirs:
+        for length in LENGTHS:
+            await check(store.using(theirs), make(length))
+            await theirs.rollback()

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 import pytest_asyncio
-from tests.servers.fixtures import not_installed
+from tests.servers.fixtures import running
 from tests.servers.pooler import PostgresPooler
 from tests.tables.conftest import START, Postgres
 from tests.waiting import until
@@ -18,7 +18,6 @@ from tests.waiting import until
 from bide import Bide, Row, SetupError, Sql, StoreUnavailable
 from bide.testing.clock import ManualClock
 from bide.testing.proxy import FaultProxy
-from bide_proofs.servers.process import ServerMissing
 
 
 @pytest_asyncio.fixture
@@ -49,9 +48,7 @@ async def test_connections_that_break_are_replaced(place: Postgres) -> None:
 
 
 async def test_a_row_that_is_only_referred_to_is_not_held(place: Postgres) -> None:
-    app = await place.app(clock=ManualClock(START))
-    app.watch(place.source())
-    loop = await place.loop(app)
+    loop = await place.watched(ManualClock(START))
     await place.run(f"CREATE TABLE {place.own}.comment (post bigint REFERENCES {place.table})")
     await place.add(1, START)
     writer = await asyncpg.connect(place.plain)
@@ -70,9 +67,7 @@ async def test_every_statement_uses_the_index_on_a_table_without_statistics(plac
         place.time(START - 1), count,
     )  # fmt: skip
     await place.add_many(count + 1, 500, START + 1_000)
-    app = await place.app(clock=ManualClock(START))
-    app.watch(place.source())
-    loop = await place.loop(app)
+    loop = await place.watched(ManualClock(START))
     assert await loop.run_once() == (0, START + 1_000)
     table: Any = loop._table
     for query in ("head", "head_beyond", "take"):
@@ -90,11 +85,8 @@ async def test_every_statement_uses_the_index_on_a_table_without_statistics(plac
 @pytest.fixture
 def pooled(tmp_path: Path, postgres_url: str) -> Iterator[str]:
     """The shared server by way of a proxy."""
-    try:
-        with PostgresPooler(tmp_path / "pooler", postgres_url) as pooler:
-            yield f"{pooler.url}?pooler=transaction"
-    except ServerMissing as error:
-        not_installed(error)
+    with running(PostgresPooler(tmp_path / "pooler", postgres_url)) as pooler:
+        yield f"{pooler.url}?pooler=transaction"
 
 
 async def test_behind_a_pooling_proxy(place: Postgres, pooled: str) -> None:
@@ -126,9 +118,7 @@ async def test_ids_of_a_type_with_a_length(place: Postgres, kind: str, identity:
     table = f"{place.own}.lengths"
     await place.run(f"CREATE TABLE {table} (id {kind} PRIMARY KEY, title text, status int, due timestamptz)")
     await place.run(f"INSERT INTO {table} VALUES ($1, 'x', 2, $2)", identity, place.time(START - 1))
-    app = await place.app(clock=ManualClock(START))
-    app.watch(place.source(table=table, changes={"status": 3}))
-    loop = await place.loop(app)
+    loop = await place.watched(ManualClock(START), table=table, changes={"status": 3})
     assert await loop.run_once() == (1, None)
 
 
@@ -143,9 +133,7 @@ REFUSALS = [
 @pytest.mark.parametrize("spoil", REFUSALS)
 async def test_an_error_that_nobody_thought_of_is_of_one_row(place: Postgres, spoil: str, page: int) -> None:
     two = "(SELECT CASE title WHEN 'two' THEN (SELECT n FROM generate_series(1, 2) AS n) ELSE 3 END)"
-    app = await place.app(clock=ManualClock(START))
-    app.watch(place.source(changes={"status": Sql(two)}, columns=["title", "wall"], page=page))
-    loop = await place.loop(app)
+    loop = await place.watched(ManualClock(START), changes={"status": Sql(two)}, columns=["title", "wall"], page=page)
     for number in (1, 2, 3):
         await place.add(number, START - 10 + number)
     await place.run(spoil.format(table=place.table))
@@ -155,9 +143,7 @@ async def test_an_error_that_nobody_thought_of_is_of_one_row(place: Postgres, sp
 
 async def test_a_row_whose_trigger_needs_a_missing_table_holds_up_nobody(place: Postgres) -> None:
     """It fails as all rows do of a table that was altered: so that is examined once more, and then it is the row."""
-    app = await place.app(clock=ManualClock(START))
-    app.watch(place.source())
-    loop = await place.loop(app)
+    loop = await place.watched(ManualClock(START))
     await place.run(
         f"CREATE FUNCTION {place.own}.audit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
         "IF OLD.id = 1 THEN INSERT INTO nowhere VALUES (1); END IF; RETURN NEW; END $$"
@@ -196,9 +182,7 @@ async def test_a_policy_of_the_table_costs_only_that_row(place: Postgres) -> Non
 
 @pytest.mark.parametrize("due", ["-infinity", "0044-03-15 BC", "0001-01-01"])
 async def test_times_of_long_ago_have_come(place: Postgres, due: str) -> None:
-    app = await place.app(clock=ManualClock(START))
-    app.watch(place.source())
-    loop = await place.loop(app)
+    loop = await place.watched(ManualClock(START))
     await place.run(f"INSERT INTO {place.table} (id, status, due) VALUES (1, 2, '{due}'), (2, 2, '19999-01-01')")
     fired, wake = await loop.run_once()
     assert fired == 1

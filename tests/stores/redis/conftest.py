@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pytest
 import pytest_asyncio
 from redis import RedisError
-from tests.servers.fixtures import not_installed
+from tests.servers.fixtures import running
 from tests.servers.keyspace import delete_keys
 from tests.stores.redis.deployments import DEPLOYMENTS, Servers
 from tests.stores.redis.proxies import Proxies
@@ -22,7 +22,6 @@ from tests.waiting import wait_until
 
 from bide.stores.clocks import LONGEST_PATIENCE
 from bide.stores.redis import RedisStore, topology
-from bide_proofs.servers.process import ServerMissing
 from bide_proofs.servers.redis_replicas import RedisCluster
 
 _SHARED = {"single": "redis_url", "sentinel": "redis_sentinel_url", "cluster": "redis_cluster_url"}
@@ -94,25 +93,19 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
         def start(deployment: str) -> Servers:
             if deployment not in started:
                 folder = tmp_path_factory.mktemp(f"lasting-{deployment}")
-                started[deployment] = _started(stack, Servers(deployment, folder, options={"appendfsync": "always"}))
+                started[deployment] = servers = Servers(deployment, folder, options={"appendfsync": "always"})
+                stack.enter_context(running(servers.running))
             return started[deployment]
 
         yield start
 
 
-def _started(stack: ExitStack, servers: Servers) -> Servers:
-    try:
-        stack.enter_context(servers.running)
-    except ServerMissing as error:
-        not_installed(error)
-    return servers
-
-
 @pytest.fixture
 def own_servers(deployment: str, tmp_path: Path) -> Iterator[Servers]:
     """Servers of the test's own, to be left in whatever state."""
-    with ExitStack() as stack:
-        yield _started(stack, Servers(deployment, tmp_path / deployment))
+    servers = Servers(deployment, tmp_path / deployment)
+    with running(servers.running):
+        yield servers
 
 
 @pytest.fixture

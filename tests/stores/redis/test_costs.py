@@ -62,6 +62,13 @@ from bide.testing.store_suite.base import (
 from bide_proofs.servers.redis import Reply
 
 
+@pytest.fixture(params=["single", "cluster"])
+def deployment(request: pytest.FixtureRequest) -> str:
+    """Under Sentinel, too, one server does what it costs a server to do."""
+    kind: str = request.param
+    return kind
+
+
 @pytest.fixture
 def url(shared_url: str, redis_namespace: str) -> str:
     return f"{shared_url}?namespace={redis_namespace}"

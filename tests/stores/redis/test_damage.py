@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
@@ -76,18 +77,17 @@ def back_door(redis_url: str, redis_namespace: str) -> Iterator[BackDoor]:
     door.client.close()
 
 
-async def opened(open_store: OpensStore, url: str) -> RedisStore:
-    return await open_store(url, query="&shards=1", clock="caller")
+@pytest_asyncio.fixture
+async def store(open_store: OpensStore, redis_url: str) -> RedisStore:
+    """With one shard; it goes by the caller's clock."""
+    return await open_store(redis_url, query="&shards=1", clock="caller")
 
 
 async def damaged(store: RedisStore) -> list[str]:
     return [finding.what for finding in await store.diagnose() if "damaged" in finding.what]
 
 
-async def test_an_entry_without_a_body_is_set_aside_and_counted(
-    open_store: OpensStore, redis_url: str, back_door: BackDoor
-) -> None:
-    store = await opened(open_store, redis_url)
+async def test_an_entry_without_a_body_is_set_aside_and_counted(store: RedisStore, back_door: BackDoor) -> None:
     await put(store, *(new(key) for key in "abc"))
     assert await damaged(store) == []
     back_door.lose_body("b")
@@ -103,9 +103,8 @@ async def test_an_entry_without_a_body_is_set_aside_and_counted(
 
 @pytest.mark.parametrize("index", [0, 1])
 async def test_an_entry_in_the_wrong_index_or_at_the_wrong_time_is_put_right(
-    open_store: OpensStore, redis_url: str, back_door: BackDoor, index: int
+    store: RedisStore, back_door: BackDoor, index: int
 ) -> None:
-    store = await opened(open_store, redis_url)
     await put(store, new("later", due=At(NOW + HOUR)), new("held"))
     held = await take(store)
     back_door.put_entry(index, "later", NOW - 1)
@@ -121,10 +120,9 @@ async def test_an_entry_in_the_wrong_index_or_at_the_wrong_time_is_put_right(
     ("score", "ends"), [(NOW - 1, NOW - 1), (NOW + 2.5, NOW + 2), (float("inf"), LAST_INSTANT), (-1, 0)]
 )
 async def test_the_end_of_a_lease_is_that_of_its_entry(
-    open_store: OpensStore, redis_url: str, back_door: BackDoor, score: float, ends: int
+    store: RedisStore, back_door: BackDoor, score: float, ends: int
 ) -> None:
     """Only for want of one that of its body, from when it began."""
-    store = await opened(open_store, redis_url)
     await put(store, new("held"))
     held = await take(store)
     back_door.put_entry(1, "held", score)
@@ -139,9 +137,8 @@ async def test_the_end_of_a_lease_is_that_of_its_entry(
     assert (await lease(store, 1)).next_wake == NOW + LEASE
 
 
-async def test_the_index_of_topics_heals(open_store: OpensStore, redis_url: str, back_door: BackDoor) -> None:
+async def test_the_index_of_topics_heals(store: RedisStore, back_door: BackDoor) -> None:
     """It is only a copy of the heads: a worker checks some entries with each reading, in turn."""
-    store = await opened(open_store, redis_url)
     topics = [f"{number}" for number in range(20)]
     await put(store, *(new("one", topic=topic) for topic in topics))
     back_door.client.execute_command("DEL", back_door.layout.topics(0))
@@ -170,9 +167,8 @@ async def everything(store: RedisStore, now: int) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(data=some.data())
 async def test_a_body_of_any_bytes_stops_nobody_and_can_be_replaced(
-    open_store: OpensStore, redis_url: str, back_door: BackDoor, data: some.DataObject
+    store: RedisStore, back_door: BackDoor, data: some.DataObject
 ) -> None:
-    store = await opened(open_store, redis_url)
     await put(store, new("a"), new("z"), new("odd", group="g", options=b"o", deadline=NOW + HOUR))
     sane = back_door.body_of("odd")
     kind = data.draw(some.sampled_from(["bytes", "cut", "changed"]))
@@ -199,10 +195,7 @@ def wrong(back_door: BackDoor, key: bytes) -> Iterator[None]:
     back_door.client.delete(key.decode())
 
 
-async def test_keys_of_another_kind_are_reported_as_such(
-    open_store: OpensStore, redis_url: str, back_door: BackDoor
-) -> None:
-    store = await opened(open_store, redis_url)
+async def test_keys_of_another_kind_are_reported_as_such(store: RedisStore, back_door: BackDoor) -> None:
     bodies, waiting, *_ = back_door.layout.topic(0, "t")
     for key, read in (
         (bodies, lambda: store.get([Ref("t", "k")])),
@@ -218,17 +211,13 @@ async def test_keys_of_another_kind_are_reported_as_such(
     assert len((await lease(store, 1)).tasks) == 1
 
 
-async def test_what_is_no_worker_does_not_stop_one(open_store: OpensStore, redis_url: str, back_door: BackDoor) -> None:
-    store = await opened(open_store, redis_url)
+async def test_what_is_no_worker_does_not_stop_one(store: RedisStore, back_door: BackDoor) -> None:
     for odd in (b"\xff\xfe", b"\x92\xcf" + b"\x7f" * 8 + b"\x91\xa1\xff"):
         back_door.client.execute_command("HSET", back_door.layout.common("workers"), odd, odd)
     assert await store.announce("w", ["t"], until=NOW + 1, now=NOW) == {"w": ["t"]}
 
 
-async def test_entries_that_are_no_tasks_do_not_make_a_list_endless(
-    open_store: OpensStore, redis_url: str, back_door: BackDoor
-) -> None:
-    store = await opened(open_store, redis_url)
+async def test_entries_that_are_no_tasks_do_not_make_a_list_endless(store: RedisStore, back_door: BackDoor) -> None:
     await put(store, *(new(key) for key in "abc"))
     index = back_door.indexes[0].decode()
     for member, score in ((b"", NOW), (b"\xff\xfe", NOW), (b"b", NOW + 0.5), (b"far", float("inf"))):
@@ -240,9 +229,8 @@ async def test_entries_that_are_no_tasks_do_not_make_a_list_endless(
 
 @pytest.mark.parametrize("counter", ["x", "", "1e400", "-5", "nan"])
 async def test_a_counter_that_is_no_number_goes_by_the_clock(
-    open_store: OpensStore, redis_url: str, back_door: BackDoor, counter: str
+    store: RedisStore, back_door: BackDoor, counter: str
 ) -> None:
-    store = await opened(open_store, redis_url)
     await put(store, new("a"))
     back_door.client.set(back_door.layout.fixed(0, b"")[0].decode(), counter)
     assert (await lease(store, 1, topic="other")).tasks == []
@@ -252,9 +240,8 @@ async def test_a_counter_that_is_no_number_goes_by_the_clock(
 
 
 async def test_a_layout_that_cannot_be_read_is_said_to_be_damaged(
-    open_store: OpensStore, redis_url: str, back_door: BackDoor
+    open_store: OpensStore, redis_url: str, store: RedisStore, back_door: BackDoor
 ) -> None:
-    await opened(open_store, redis_url)
     for field, value in (("shards", "x"), ("version", "1\xff"), ("shards", "0")):
         before = back_door.client.execute_command("HGET", back_door.layout.common("layout"), field)
         back_door.client.execute_command("HSET", back_door.layout.common("layout"), field, value)
@@ -263,10 +250,7 @@ async def test_a_layout_that_cannot_be_read_is_said_to_be_damaged(
         back_door.client.execute_command("HSET", back_door.layout.common("layout"), field, before)
 
 
-async def test_what_a_script_stumbles_over_is_damage(
-    open_store: OpensStore, redis_url: str, back_door: BackDoor
-) -> None:
-    store = await opened(open_store, redis_url)
+async def test_what_a_script_stumbles_over_is_damage(store: RedisStore, back_door: BackDoor) -> None:
     await put(store, new("a"))
     for key in back_door.client.keys(f"{{{back_door.layout.namespace}:0}}:a:*"):
         back_door.client.set(key, b"x")

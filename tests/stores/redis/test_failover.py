@@ -10,7 +10,7 @@ from contextlib import ExitStack, asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
-from tests.servers.fixtures import not_installed
+from tests.servers.fixtures import not_installed, running
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers, master_of, patient, slot_of
 from tests.stores.redis.load import Load
@@ -419,10 +419,10 @@ def start_shifted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
                 folder = tmp_path_factory.mktemp(f"shifted-{deployment}")
                 try:
                     clock = ServerClock()
-                    servers = Servers(deployment, folder / "servers", clock=clock)
-                    stack.enter_context(servers.running)
                 except ServerMissing as error:
                     not_installed(error)
+                servers = Servers(deployment, folder / "servers", clock=clock)
+                stack.enter_context(running(servers.running))
                 stack.enter_context(servers.patient())  # nodes whose clock was set take the others for dead
                 started[deployment] = servers, clock
             return started[deployment]

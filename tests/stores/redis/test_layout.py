@@ -8,8 +8,6 @@ from hashlib import sha1
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from redis.crc import key_slot
 from tests.servers.fixtures import StartsRedis
 from tests.stores.redis.conftest import OpensStore
@@ -19,16 +17,13 @@ from bide import BadInput
 from bide.core.errors import StoreUnavailable
 from bide.core.instants import In
 from bide.core.names import new_id
-from bide.core.records import Cancel, Lease, Move, NewTask, OutcomeKind, Ref, Result, Settlement, State
+from bide.core.records import Cancel, Lease, Move, NewTask, OutcomeKind, Ref, Result, Settlement
 from bide.stores.redis import RedisStore, runtime
 from bide.stores.redis.address import Address, address_of
-from bide.stores.redis.layout import Layout, flags_of, packed_id, record_of, seed_of
+from bide.stores.redis.layout import Layout, flags_of, packed_id, seed_of
 from bide.stores.redis.script_client import Script, script
 from bide_proofs.servers.redis import RedisServer
 from bide_proofs.servers.redis_replicas import RedisCluster
-
-PLAIN_HEAD = 1 + 7 + 3 * 6
-texts = st.text(min_size=1, max_size=50)
 
 
 def test_the_keys_of_a_shard_share_a_slot() -> None:
@@ -47,40 +42,10 @@ def test_the_shard_of_a_task_never_changes() -> None:
     assert layout.shard_of("löschen", "ключ") == 4
 
 
-def body_of(new: NewTask) -> bytes:
-    """As `lua/add.lua` puts it together."""
-    flags = flags_of(new)
-    times = b"".join(number.to_bytes(6, "big") for number in (3, 2, 4))
-    return bytes([flags]) + (7).to_bytes(7, "big") + times + seed_of(new, flags)
-
-
-@given(
-    new=st.builds(
-        NewTask,
-        topic=st.just("t"),
-        key=st.just("k"),
-        id=st.one_of(texts, st.uuids().map(str), st.uuids().map(lambda one: str(one).upper())),
-        due=st.just(In(0)),
-        payload=st.binary(max_size=300),
-        group=st.one_of(st.none(), texts),
-        options=st.binary(max_size=50),
-        deadline=st.one_of(st.none(), st.integers(0, 2**48 - 2)),
-    )
-)
-def test_a_new_task_is_read_back_as_it_was(new: NewTask) -> None:
-    record = record_of("t", "k", body_of(new))
-    assert (record.id, record.payload, record.group, record.options, record.deadline) == (
-        new.id, new.payload, new.group, new.options, new.deadline,
-    )  # fmt: skip
-    assert (record.state, record.token, record.created_at, record.due_at, record.wake_at) == (
-        State.WAITING, 7, 3, 2, 4,
-    )  # fmt: skip
-    assert (record.attempt, record.holder, record.error, record.finished_at) == (0, None, None, None)
-
-
 def test_a_plain_task_takes_43_bytes_and_its_payload() -> None:
     new = NewTask("t", "k", new_id(), In(0), b"x" * 100)
-    assert len(body_of(new)) == 143
+    flags_token_and_three_times = 1 + 7 + 3 * 6
+    assert flags_token_and_three_times + len(seed_of(new, flags_of(new))) == 143
     assert len(packed_id(new.id)) == 17
 
 

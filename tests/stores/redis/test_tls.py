@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.servers.fixtures import not_installed
+from tests.servers.fixtures import running
 from tests.stores.certificates import certify
 from tests.stores.redis.conftest import OpensStore
 from tests.waiting import until
@@ -17,7 +17,7 @@ from bide.core.errors import StoreUnavailable
 from bide.core.instants import In
 from bide.core.names import new_id
 from bide.core.records import NewTask, OutcomeKind, Settlement
-from bide_proofs.servers.process import HOST, ServerMissing, free_port
+from bide_proofs.servers.process import HOST, free_port
 from bide_proofs.servers.redis import RedisServer
 
 NOW = 0
@@ -36,11 +36,8 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         "tls-key-file": str(folder / "server.key"),
         "tls-ca-cert-file": str(folder / "ca.crt"),
     }
-    try:
-        with RedisServer(folder / "data", options=options):
-            yield f"rediss://{HOST}:{port}/0", folder
-    except ServerMissing as error:
-        not_installed(error)
+    with running(RedisServer(folder / "data", options=options)):
+        yield f"rediss://{HOST}:{port}/0", folder
 
 
 @pytest_asyncio.fixture(autouse=True)

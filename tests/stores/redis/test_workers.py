@@ -83,6 +83,10 @@ def url(shared_url: str, redis_namespace: str) -> str:
     return f"{shared_url}?namespace={redis_namespace}"
 
 
+one_server_or_several = pytest.mark.parametrize("deployment", ["single", "cluster"])  # one answers under Sentinel, too
+
+
+@one_server_or_several
 async def test_workers_come_and_go_and_every_task_is_done_once(url: str) -> None:
     """1, 5, 2, 10 and 1 workers, of different topics, under a steady load: nobody starves while they change."""
     kinds = [["a", "b", "c"], ["a"], ["b", "c"]]
@@ -115,6 +119,7 @@ async def test_workers_come_and_go_and_every_task_is_done_once(url: str) -> None
     assert set(crew.done.values()) == {1}
 
 
+@one_server_or_several
 async def test_others_take_what_a_busy_worker_cannot(url: str) -> None:
     """Its slots are taken, so its shards are served by whoever has room, once the head is 50 ms overdue."""
     async with Bide(url) as client, Crew(url) as crew:
@@ -132,6 +137,7 @@ async def test_others_take_what_a_busy_worker_cannot(url: str) -> None:
             over.set()
 
 
+@one_server_or_several
 async def test_a_worker_that_stands_still_for_longer_than_its_lease(url: str, root: Path) -> None:
     """What it held is done by another; when it goes on, what is done is not delivered, and nothing is lost.
 

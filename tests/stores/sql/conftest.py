@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import pytest
 from tests.stores.sql.database import Database, MySql, Postgres
-from tests.stores.sql.fixtures import fresh_url as fresh_url
-from tests.stores.sql.fixtures import open_store as open_store
-from tests.stores.sql.fixtures import own_server as own_server
-from tests.stores.sql.fixtures import own_servers as own_servers
-from tests.stores.sql.fixtures import own_url as own_url
-from tests.stores.sql.fixtures import proxy as proxy
-from tests.stores.sql.fixtures import shop as shop
-from tests.stores.sql.fixtures import starts as starts
-from tests.stores.sql.fixtures import through as through
-from tests.stores.sql.fixtures import url as url
+from tests.stores.sql.fixtures import *  # noqa: F403 - fixtures
 
 
 @pytest.fixture(scope="session", params=["postgres", "mysql"])
 def database(request: pytest.FixtureRequest) -> Database:
-    kind = {"postgres": Postgres, "mysql": MySql}[request.param]
-    return kind(request.getfixturevalue(f"{request.param}_url"))
+    kinds: dict[str, type[Database]] = {"postgres": Postgres, "mysql": MySql}
+    return kinds[request.param](request.getfixturevalue(f"{request.param}_url"))

@@ -34,7 +34,7 @@ WAITS: dict[str, Any] = {"clock": "caller", "patience": 45.0, "silence": 60.0}
 """Options of a store that only a hang makes give up."""
 
 
-class Database:
+class SqlServer:
     """A kind of server, and the URL of one that others use too."""
 
     name: ClassVar[str]
@@ -56,47 +56,8 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def statements(self, url: str, since: int = 0) -> list[str]:
-        """What a migration runs after that version, in a schema or database that is there."""
-        raise NotImplementedError
-
-    def ask(self, url: str, statement: str) -> list[Any]:
-        """The rows of a statement, with {task} for the table's name, on a connection of its own."""
-        raise NotImplementedError
-
     def write(self, url: str, statement: str) -> str:
         """With the names of the tables at `url` for {task} and its like."""
-        raise NotImplementedError
-
-    def beside(self, url: str, table: str) -> str:
-        """The name of a table of the caller's beside ours, quoted."""
-        raise NotImplementedError
-
-    def drop(self, url: str) -> None:
-        """The tables are gone, and what they lie in."""
-        raise NotImplementedError
-
-    async def execute(self, connection: Any, statement: str) -> None:
-        """On a handler's connection."""
-        raise NotImplementedError
-
-    def administer(self, server: Any, *statements: str) -> None:
-        """An administrator's statements to a private server, on one connection."""
-        raise NotImplementedError
-
-    def apart(self, server: Any) -> tuple[str, Path]:
-        """A place whose files may all lie in a folder of the server's, and that folder, which is not there yet."""
-        raise NotImplementedError
-
-    def move(self, server: Any, folder: Path) -> None:
-        """All tables lie in that folder from now on."""
-
-    async def pair(self, start: Any) -> tuple[Any, Any, str]:
-        """A primary, a replica that has what was acknowledged, and the URL of both, with tables."""
-        raise NotImplementedError
-
-    def end_connections(self, server: Any) -> int:
-        """Those of all clients of a private server; how many there were."""
         raise NotImplementedError
 
     def migrate(self, url: str) -> None:
@@ -124,7 +85,7 @@ class Database:
             await caller.rollback()
 
 
-class Postgres(Database):
+class Postgres(SqlServer):
     name = "postgres"
     Store = PostgresStore
     schema: ClassVar[Any] = POSTGRES_SCHEMA
@@ -136,9 +97,11 @@ class Postgres(Database):
     no_database = StoreUnavailable, "create the database"
 
     def statements(self, url: str, since: int = 0) -> list[str]:
+        """What a migration runs after that version, in a schema or database that is there."""
         return POSTGRES_SCHEMA.statements(postgres_address(url), since)
 
     def ask(self, url: str, statement: str) -> list[Any]:
+        """The rows of a statement, with {task} for the table's name, on a connection of its own."""
         return postgres.ask(postgres_address(url).dsn, self.write(url, statement))
 
     def write(self, url: str, statement: str) -> str:
@@ -146,12 +109,16 @@ class Postgres(Database):
         return postgres_queries.Names(address.schema, address.prefix).write(statement)
 
     def beside(self, url: str, table: str) -> str:
+        """The name of a table of the caller's beside ours, quoted."""
         return f'"{postgres_address(url).schema}".{table}'
 
     async def execute(self, connection: Any, statement: str) -> None:
+        """On a handler's connection."""
         await connection.execute(statement)
 
     def administer(self, server: Any, *statements: str) -> None:
+        """An administrator's statements to a private server, on one connection."""
+
         async def running() -> None:
             connection = await asyncpg.connect(server.url)
             for statement in statements:
@@ -161,14 +128,17 @@ class Postgres(Database):
         in_a_loop(running)
 
     def apart(self, server: Any) -> tuple[str, Path]:
+        """A place whose files may all lie in a folder of the server's, and that folder, which is not there yet."""
         return server.url, server.home / "small"
 
     def move(self, server: Any, folder: Path) -> None:
+        """All tables lie in that folder from now on."""
         server.ask(f"CREATE TABLESPACE small LOCATION '{folder}'")
         for kind in ("TABLE", "INDEX"):
             server.ask(f"ALTER {kind} ALL IN TABLESPACE pg_default SET TABLESPACE small")
 
     async def pair(self, start: Any) -> tuple[Any, Any, str]:
+        """A primary, a replica that has what was acknowledged, and the URL of both, with tables."""
         primary = start()
         replica = start(follows=primary)
         primary.ask("ALTER SYSTEM SET synchronous_standby_names = '*'")  # what is acknowledged is there too
@@ -179,16 +149,18 @@ class Postgres(Database):
         return primary, replica, url
 
     def end_connections(self, server: Any) -> int:
+        """Those of all clients of a private server; how many there were."""
         ending = (
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND usename = 'bide'"
         )
         return len(server.ask(ending))
 
     def drop(self, url: str) -> None:
+        """The tables are gone, and what they lie in."""
         self.ask(url, "DROP SCHEMA IF EXISTS {schema} CASCADE")
 
 
-class MySql(Database):
+class MySql(SqlServer):
     name = "mysql"
     Store = MySqlStore
     schema: ClassVar[Any] = MYSQL_SCHEMA
@@ -222,6 +194,9 @@ class MySql(Database):
     def apart(self, server: Any) -> tuple[str, Path]:
         return f"{server.url}?schema=small", server.home / "data" / "small"
 
+    def move(self, server: Any, folder: Path) -> None:
+        """They lie there."""
+
     async def pair(self, start: Any, *, waits: int = 600_000) -> tuple[Any, Any, str]:
         """`waits`: milliseconds that a commit waits for the replica before it is acknowledged without."""
         log = {"log-bin": "binlog", "gtid-strict-mode": "1"}
@@ -245,3 +220,7 @@ class MySql(Database):
 
     def drop(self, url: str) -> None:
         self.ask(url, f"DROP DATABASE IF EXISTS `{mysql_address(url).schema}`")
+
+
+Database = Postgres | MySql
+"""Each has what the other has."""

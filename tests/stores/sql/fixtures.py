@@ -14,12 +14,11 @@ from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
-from tests.servers.fixtures import Borrowed, not_installed
+from tests.servers.fixtures import Borrowed, running
 from tests.stores.sql.database import WAITS, Database
-from tests.stores.sql.shop import Shop
 
+from bide import Bide
 from bide.testing.proxy import FaultProxy
-from bide_proofs.servers.process import ServerMissing
 
 
 class OpensStore(Protocol):
@@ -29,8 +28,22 @@ class OpensStore(Protocol):
         """`migrate`: by default that is done unless the tables of `url` are there already."""
 
 
-def _own_name() -> str:
-    return "t" + secrets.token_hex(5)
+class Shop:
+    """A place with tasks and a table of the caller's; `app` is the caller's, `others` is somebody else's."""
+
+    def __init__(self, database: Database, url: str) -> None:
+        self.database = database
+        self.url = url
+        self.app = Bide(url, keep_done="0s", keep_cancelled="0s")
+        self.others = Bide(url, keep_done="0s", keep_cancelled="0s")
+        self.orders = database.beside(url, "orders")
+
+    async def rows(self) -> int:
+        [(count,)] = self.database.ask(self.url, f"SELECT COUNT(*) FROM {self.orders}")
+        return int(count)
+
+    async def keys(self) -> list[str]:
+        return sorted([task.key async for task in self.others.find(topic="order.close")])
 
 
 @pytest.fixture
@@ -60,6 +73,12 @@ async def open_store(database: Database, url: str) -> AsyncIterator[OpensStore]:
             return store
 
         yield open_it
+
+
+@pytest_asyncio.fixture
+async def store(url: str, open_store: OpensStore) -> Any:
+    """Open at `url`; it goes by the caller's clock."""
+    return await open_store(url)
 
 
 @pytest_asyncio.fixture
@@ -99,11 +118,8 @@ def through(proxy: FaultProxy, url: str, open_store: OpensStore) -> Callable[...
 @pytest.fixture(scope="session")
 def own_servers(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A private server that one test after another uses."""
-    try:
-        with database.Server(tmp_path_factory.mktemp("own") / "server") as server:
-            yield server
-    except ServerMissing as error:
-        not_installed(error)
+    with running(database.Server(tmp_path_factory.mktemp("own") / "server")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -117,7 +133,7 @@ def own_server(own_servers: Any) -> Iterator[Any]:
 @pytest.fixture
 def own_url(database: Database, own_server: Any) -> Iterator[str]:
     """A place of the test's own on the private server; without tables yet."""
-    url = f"{own_server.url}?schema={_own_name()}"
+    url = f"{own_server.url}?schema=t{secrets.token_hex(5)}"
     yield url
     if not own_server.running:
         own_server.start()

@@ -8,13 +8,9 @@ change of a row is a new row to it.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,8 +22,7 @@ from tests.stores.mysql import connections as of_mysql
 from tests.stores.postgres import connections as of_postgres
 from tests.stores.sql.callers import Makes
 from tests.stores.sql.database import Database
-from tests.stores.sql.fixtures import OpensStore
-from tests.stores.sql.shop import Shop
+from tests.stores.sql.fixtures import OpensStore, Shop
 from tests.waiting import PATIENCE, until
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreFull, StoreMismatch, StoreUnavailable
@@ -59,6 +54,7 @@ from bide.testing.store_suite.base import (
     settle_all,
     take,
 )
+from bide_proofs.servers.disk import Disk
 
 
 def reported(code: str) -> asyncpg.PostgresError:
@@ -136,8 +132,7 @@ def test_what_is_ours_comes_back_as_it_is(errors: ModuleType) -> None:
 KEPT = (("a\0b", "a\\x00b"), ("\ud800", "\\ud800"), ("日本 'it\\'s'", "日本 'it\\'s'"))
 
 
-async def test_an_error_of_any_text_can_be_kept(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_an_error_of_any_text_can_be_kept(store: Any) -> None:
     await put_one(store)
     for error, kept in KEPT:
         held = await take(store)
@@ -145,61 +140,45 @@ async def test_an_error_of_any_text_can_be_kept(url: str, open_store: OpensStore
         assert (await see(store, held)).error == kept
 
 
-async def test_text_that_cannot_be_kept_is_refused_and_the_store_goes_on(
-    database: Database, url: str, open_store: OpensStore
-) -> None:
-    store = await open_store(url)
+async def test_text_that_cannot_be_kept_is_refused_and_the_store_goes_on(database: Database, store: Any) -> None:
     for key in {"postgres": ("a\0b", "\ud800"), "mysql": ("a\0b", "\ud800", "x" * 201)}[database.name]:
         with pytest.raises(BadInput):
             await add_all(store, [new(key)])
     await put_one(store)
 
 
-@pytest.mark.parametrize("key", ["a ", "A", "ä", "a\u0308", "ａ", "'", '"', "\\", "\\'", "a;b", "%s", ":key", "`"])
-async def test_names_are_one_only_if_every_byte_is(key: str, url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
-    await put_one(store, new("a"))
-    record = await put_one(store, new(key, topic="a ", group="g "))
-    await put_one(store, new(key, group="g"))
-    assert await store.get([Ref("a ", key), Ref("a", key), Ref("t", "a")]) == [
-        record,
-        None,
-        await see(store, Ref("t", "a")),
-    ]
-    assert keys((await lease(store, 5, topic="a ")).tasks) == [key]
+async def test_names_are_one_only_if_every_byte_is(store: Any) -> None:
+    names = ["a", "a ", "A", "ä", "a\u0308", "ａ", "'", '"', "\\", "\\'", "a;b", "%s", ":key", "`"]
+    refs = [Ref(topic, key) for topic in ("t", "t ", "T") for key in names]
+    records = [await put_one(store, new(ref.key, topic=ref.topic, group=f"{ref.key} ")) for ref in refs]
+    assert await store.get(refs) == records
+    assert await store.get([Ref("t  ", "a"), Ref("t", "a  ")]) == [None, None]
+    assert sorted(keys((await lease(store, 50, topic="t ")).tasks)) == sorted(names)
+    assert keys(await listed(store, Filter(group="a "))) == ["a"] * 3
 
 
 @pytest.fixture
-def small_disk(database: Database, starts: Any) -> Iterator[tuple[str, Path]]:
-    """The URL of tables on a file system of 16 MiB, and where that is."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a file system")
+def small_disk(database: Database, starts: Any) -> Iterator[tuple[str, Disk]]:
+    """The URL of tables on a file system of 16 MiB, and that."""
     server = starts()
     url, place = database.apart(server)
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    disk = Disk(16 << 20, account=server.account)
+    disk.make(place)
     try:
-        shutil.chown(place, server.account, server.account)
+        if not disk.mounted:
+            pytest.skip(disk.refused)
         database.migrate(url)
         database.move(server, place)
-        yield url, place
+        yield url, disk
     finally:
         server.kill()
-        subprocess.run(["umount", "-l", place], check=True)
-
-
-def enlarge(place: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,size=128m", place], check=True)
+        disk.remove()
 
 
 async def test_new_work_is_refused_until_there_is_room(
-    database: Database, small_disk: tuple[str, Path], open_store: OpensStore
+    database: Database, small_disk: tuple[str, Disk], open_store: OpensStore
 ) -> None:
-    url, place = small_disk
+    url, disk = small_disk
     store = await open_store(url, migrate=False)
     stored = 0
     refused: StoreFull | None = None
@@ -214,7 +193,8 @@ async def test_new_work_is_refused_until_there_is_room(
     assert await look(store, Ref("t", f"{stored - 1}")) is not None
     if database.name == "mysql":
         assert (await do(store, Move("t", "2", At(NOW + HOUR)))).ok, "what is there can still be worked on"
-    await asyncio.to_thread(enlarge, place)
+    disk.size = 128 << 20
+    disk.free()
     assert (await do(store, Cancel("t", "0"))).ok
     assert (await do(store, Move("t", "1", At(NOW + HOUR)))).ok
     left = stored - 2 - (database.name == "mysql")
@@ -347,10 +327,7 @@ async def test_a_transaction_goes_on_as_it_was(
                 assert await shop.rows() == committed, f"{point}: {ended}"
 
 
-async def test_a_transaction_of_our_own_leaves_no_lock_and_no_place_behind(
-    database: Database, url: str, open_store: OpensStore
-) -> None:
-    store = await open_store(url)
+async def test_a_transaction_of_our_own_leaves_no_lock_and_no_place_behind(database: Database, store: Any) -> None:
 
     async def work() -> None:
         async with store.transaction() as joined:

@@ -104,8 +104,7 @@ async def test_connections_that_the_server_ends_are_made_again(
     assert len(await listed(store, Filter())) == 10
 
 
-async def test_a_cancelled_call_leaves_nothing_out_of_step(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_cancelled_call_leaves_nothing_out_of_step(store: Any) -> None:
     await put(store, *(new(str(number)) for number in range(100)))
     for number in range(40):
         moving = asyncio.create_task(change_all(store, [Move("t", str(n), At(NOW + HOUR)) for n in range(100)]))
@@ -119,8 +118,7 @@ async def test_a_cancelled_call_leaves_nothing_out_of_step(url: str, open_store:
     assert {one.wake_at for one in await listed(store, Filter(topic="t"))} == {NOW + 1}
 
 
-async def test_the_victim_of_a_deadlock_tries_again(database: Database, url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_the_victim_of_a_deadlock_tries_again(database: Database, url: str, store: Any) -> None:
     await put(store, new("a"), new("b"), *(new(str(number), topic="u") for number in range(100)))
     async with database.somebody(url) as other:
         # PostgreSQL's victim is who has waited longer for a circle, MySQL's is who has written less: not this one
@@ -136,10 +134,7 @@ async def test_the_victim_of_a_deadlock_tries_again(database: Database, url: str
     assert [answer.result for answer in answers] == [Result.MOVED, Result.MOVED]
 
 
-async def test_what_somebody_has_locked_for_long_holds_up_nobody_else(
-    database: Database, url: str, open_store: OpensStore
-) -> None:
-    store = await open_store(url)
+async def test_what_somebody_has_locked_for_long_holds_up_nobody_else(database: Database, url: str, store: Any) -> None:
     await put(store, new("locked", due=At(NOW - HOUR)), new("free"))
     async with database.somebody(url) as other:
         await database.lock(other, url, "locked")

@@ -17,8 +17,7 @@ from tests.stores.mysql import connections as of_mysql
 from tests.stores.postgres import connections as of_postgres
 from tests.stores.sql.callers import Caller, Makes, by_sqlalchemy
 from tests.stores.sql.database import Database
-from tests.stores.sql.fixtures import OpensStore
-from tests.stores.sql.shop import Shop
+from tests.stores.sql.fixtures import Shop
 from tests.waiting import until
 
 from bide import BadInput, SetupError, StoreUnavailable, Task
@@ -57,23 +56,16 @@ async def test_a_commit_brings_both(shop: Shop, caller: Caller) -> None:
 
 @of_each_kind
 async def test_a_rollback_takes_both_back(shop: Shop, caller: Caller) -> None:
+    """Also where a verb comes first: wrappers begin with the first statement of theirs, and know nothing of ours."""
     before = (await shop.others.schedule("order.close", key="old", delay="1h")).record
-    await caller.execute(f"INSERT INTO {shop.orders} VALUES (1)")
     assert (await caller.verb(shop.app, "schedule", "order.close", key="1", delay="15m")).result == "created"
+    await caller.execute(f"INSERT INTO {shop.orders} VALUES (1)")
     assert (await caller.verb(shop.app, "cancel", "order.close", "old")).result == "cancelled"
     await caller.rollback()
     assert (await shop.rows(), await shop.keys()) == (0, ["old"])
     after = await shop.others.get("order.close", "old")
     assert after is not None
     assert after.record == before
-
-
-@of_each_kind
-async def test_the_first_thing_in_a_transaction_may_be_a_verb(shop: Shop, caller: Caller) -> None:
-    """Wrappers begin with the first statement of theirs, and know nothing of ours."""
-    await caller.verb(shop.app, "schedule", "order.close", key="1", delay="15m")
-    await caller.rollback()
-    assert await shop.keys() == []
 
 
 @of_each_kind
@@ -106,33 +98,21 @@ async def test_every_verb(shop: Shop, caller: Caller) -> None:
 
 @of_each_kind
 async def test_a_verb_that_fails_leaves_the_transaction_usable(shop: Shop, caller: Caller) -> None:
-    await caller.execute(f"INSERT INTO {shop.orders} VALUES (1)")
+    """Refused by us, or by the server, which without a savepoint would be the end of the transaction."""
     both = [shop.app.new("order.close", key=key, delay="1h") for key in ("ok", "ok?")]
     both[1] = msgspec.structs.replace(both[1], key="a\ud800")
-    with pytest.raises(BadInput):
-        await caller.verb(shop.app, "schedule_many", both)
-    await caller.verb(shop.app, "schedule", "order.close", key="1", delay="15m")
-    await caller.commit()
-    assert (await shop.rows(), await shop.keys()) == (1, ["1"]), "and of the failed one nothing is left"
-
-
-@of_each_kind
-async def test_a_refused_statement_leaves_the_transaction_usable(shop: Shop, caller: Caller) -> None:
-    """One that the server has refused, which without a savepoint would be the end of the transaction."""
     shop.database.ask(shop.url, f"ALTER TABLE {{task}} ADD CONSTRAINT never CHECK ({shop.database.key} <> 'never')")
     try:
-        await refused_and_usable(shop, caller)
+        await caller.execute(f"INSERT INTO {shop.orders} VALUES (1)")
+        with pytest.raises(BadInput):
+            await caller.verb(shop.app, "schedule_many", both)
+        with pytest.raises(StoreUnavailable, match="never"):
+            await caller.verb(shop.app, "schedule", "order.close", key="never", delay="1h")
+        await caller.verb(shop.app, "schedule", "order.close", key="1", delay="15m")
+        await caller.commit()
     finally:
         shop.database.ask(shop.url, "ALTER TABLE {task} DROP CONSTRAINT never")
-
-
-async def refused_and_usable(shop: Shop, caller: Caller) -> None:
-    await caller.execute(f"INSERT INTO {shop.orders} VALUES (1)")
-    with pytest.raises(StoreUnavailable, match="never"):
-        await caller.verb(shop.app, "schedule", "order.close", key="never", delay="1h")
-    await caller.verb(shop.app, "schedule", "order.close", key="1", delay="15m")
-    await caller.commit()
-    assert (await shop.rows(), await shop.keys()) == (1, ["1"])
+    assert (await shop.rows(), await shop.keys()) == (1, ["1"]), "and of the failed ones nothing is left"
 
 
 @pytest.mark.parametrize(
@@ -267,9 +247,8 @@ async def test_a_block_lends_the_connection_to_every_verb(shop: Shop, database: 
 # --- transactions of our own
 
 
-async def test_of_many_tasks_the_earliest_is_told(database: Database, url: str, open_store: OpensStore) -> None:
+async def test_of_many_tasks_the_earliest_is_told(database: Database, store: Any) -> None:
     """They are written in parts, of which the first has it."""
-    store = await open_store(url)
     tasks = [new(str(number), due=At(NOW + number)) for number in range(database.at_once + 1)]
     async with store.transaction() as joined:
         await joined.add(tasks, now=NOW)

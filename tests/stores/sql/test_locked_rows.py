@@ -74,8 +74,7 @@ async def of_the_others(store: Any, batch: list[Any], verb: str) -> list[Any]:
     return answers
 
 
-async def test_a_change(database: Database, url: str, open_store: OpensStore, waits: list[BaseException]) -> None:
-    store = await open_store(url)
+async def test_a_change(database: Database, url: str, waits: list[BaseException], store: Any) -> None:
     await put(store, *tasks())
     moves = [Move("t", f"{number:03}", At(NOW + HOUR)) for number in range(COUNT)]
     async with database.holding(url, "050"):
@@ -104,11 +103,8 @@ async def test_what_a_change_moves_beside_it_is_told_of(database: Database, url:
 
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
-async def test_a_change_reaches_the_version_that_it_waited_for(
-    database: Database, url: str, open_store: OpensStore
-) -> None:
+async def test_a_change_reaches_the_version_that_it_waited_for(database: Database, url: str, store: Any) -> None:
     """It is written where it was locked, which is where the transaction before it left it."""
-    store = await open_store(url)
     await put(store, *(new(name, due=At(NOW + HOUR)) for name in "ab"))
     async with Bide(url) as app, database.somebody(url) as own:
         for name in "ab":
@@ -116,8 +112,7 @@ async def test_a_change_reaches_the_version_that_it_waited_for(
         changing = asyncio.create_task(change_all(store, [Cancel("t", "a"), Move("t", "b", At(NOW + 3 * HOUR))]))
 
         async def waits() -> bool:
-            locks = "SELECT FROM pg_locks WHERE NOT granted"
-            return changing.done() or bool(await asyncio.to_thread(database.ask, url, locks))
+            return changing.done() or bool(await own.execute("SELECT 1 FROM pg_locks WHERE NOT granted"))
 
         await until(waits, "the lock to be waited for")
         await own.commit()
@@ -127,8 +122,7 @@ async def test_a_change_reaches_the_version_that_it_waited_for(
 
 
 @pytest.mark.parametrize("how", ["done", "retry"])
-async def test_settling(database: Database, url: str, open_store: OpensStore, how: str) -> None:
-    store = await open_store(url)
+async def test_settling(database: Database, url: str, how: str, store: Any) -> None:
     await put(store, *tasks())
     held = (await lease(store, COUNT)).tasks
     held.sort(key=lambda one: one.key)
@@ -140,8 +134,7 @@ async def test_settling(database: Database, url: str, open_store: OpensStore, ho
     assert await settle_all(store, outcomes) == [False] * COUNT, "each was done once"
 
 
-async def test_a_schedule_of_a_key_that_is_there(database: Database, url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_a_schedule_of_a_key_that_is_there(database: Database, url: str, store: Any) -> None:
     await put(store, *tasks())
     async with database.holding(url, "050"):
         answers = await of_the_others(store, tasks(payload=b"new"), "add")
@@ -151,9 +144,8 @@ async def test_a_schedule_of_a_key_that_is_there(database: Database, url: str, o
 
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
 async def test_a_schedule_of_a_key_that_is_being_inserted(
-    database: Database, url: str, open_store: OpensStore, ending: str
+    database: Database, url: str, ending: str, store: Any
 ) -> None:
-    store = await open_store(url)
     app = Bide(url)
     async with app, database.somebody(url) as own:
         await own.verb(app, "schedule", "t", key="050", delay="1h")
@@ -163,8 +155,7 @@ async def test_a_schedule_of_a_key_that_is_being_inserted(
         assert (await answers[50]).result is (Result.REPLACED if ending == "commit" else Result.CREATED)
 
 
-async def test_leases_of_the_others_are_extended(database: Database, url: str, open_store: OpensStore) -> None:
-    store = await open_store(url)
+async def test_leases_of_the_others_are_extended(database: Database, url: str, store: Any) -> None:
     await put(store, *tasks())
     held = sorted((await lease(store, COUNT)).tasks, key=lambda one: one.key)
     leases = [Lease(one.topic, one.key, one.token) for one in held]
@@ -180,9 +171,8 @@ async def test_leases_of_the_others_are_extended(database: Database, url: str, o
 
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
-async def test_a_lock_on_the_whole_table_is_waited_for(database: Database, url: str, open_store: OpensStore) -> None:
+async def test_a_lock_on_the_whole_table_is_waited_for(database: Database, url: str, store: Any) -> None:
     """As whoever makes an index takes it, or vacuum where it gives pages back."""
-    store = await open_store(url)
     await put(store, *tasks())
     held = sorted((await lease(store, 2)).tasks, key=lambda one: one.key)
     async with database.somebody(url) as own:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.stores.sql.database import WAITS, Database
@@ -92,7 +93,8 @@ async def test_two_who_open_at_once_open_it_once(
     """Of two that had connected one would never be closed."""
     await database.schema.migrate(fresh_url)
     store = database.Store(fresh_url)
-    make, made = store._runtime, 0
+    make: Any = store._runtime
+    made = 0
 
     def counted(*given: object, **options: object) -> object:
         nonlocal made
@@ -148,4 +150,4 @@ async def test_a_client_opens_two_connections_and_a_worker_two_more(url: str, op
             await app.fire_now("t", "k")
             await until(lambda: worker.stats.done == 1, "its outcome to be stored")
             await worker._lease_extender._announce()
-            assert opened() == {"write", "read", "settle", "lease"}
+            assert opened() - {"scan"} == {"write", "read", "settle", "lease"}, "one more where scans take long"

@@ -1,4 +1,4 @@
-"""Scans of tables on SQL servers: what each reads, where it goes on, how it ends.
+"""Scans of tables on SQL servers: what each reads, where it goes on, how it ends; lists and tallies of many topics.
 
 Each scan is thorough here, where otherwise one a second is, and a full one is too expensive for another.
 """
@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import pytest
+from tests.stores.many_topics import asked_of_topics
 from tests.stores.sql.database import Database
 from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import not_before, pause, until
@@ -316,3 +317,26 @@ async def test_a_replica_is_one_of_the_same_kind(database: Database, url: str, r
             app.table_loops()
     assert raised.value.field == "reads"
     assert "secret" not in str(raised.value)
+
+
+async def test_what_is_asked_does_not_grow_with_the_topics(
+    database: Database, url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P11: but for the tally, by a few statements for some hundred topics."""
+    asked = 0
+
+    def counted(kind: Any, name: str, many: bool) -> None:
+        real = getattr(kind, name)
+
+        async def call(self: Any, *of: Any, **options: Any) -> Any:
+            nonlocal asked
+            asked += len(of) if many else 1
+            return await real(self, *of, **options)
+
+        monkeypatch.setattr(kind, name, call)
+
+    counted(PostgresCall, "fetch", many=False)
+    counted(MySqlCall, "send", many=True)
+    found = await asked_of_topics(await open_store(url), lambda: asked)
+    assert found[1][:2] == found[100][:2] == found[1_000][:2]
+    assert found[1_000][2] <= found[1][2] + 12

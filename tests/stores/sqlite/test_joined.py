@@ -112,18 +112,20 @@ async def test_transactions_and_single_calls_take_turns(store: SqliteStore, path
     assert orders(path) == list(range(20))
 
 
-async def test_other_event_loops_have_transactions_too(store: SqliteStore) -> None:
+async def test_several_event_loops_share_a_store_and_its_transactions(store: SqliteStore) -> None:
     async def work(name: str) -> None:
-        for number in range(5):
+        for number in range(10):
+            record = await put_one(store, new(f"{name} {number}"))
+            assert await see(store, record) == record
             async with store.transaction() as open_one:
-                await open_one.add([new(f"{name} {number}")], now=NOW)
+                await open_one.add([new(f"{name} {number} joined")], now=NOW)
 
-    threads = [threading.Thread(target=asyncio.run, args=(work(str(number)),)) for number in range(2)]
+    threads = [threading.Thread(target=asyncio.run, args=(work(str(number)),)) for number in range(3)]
     for thread in threads:
         thread.start()
     await work("here")
     await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
-    assert len(await listed(store, Filter())) == 15
+    assert len(await listed(store, Filter())) == 80
 
 
 @pytest.mark.parametrize(

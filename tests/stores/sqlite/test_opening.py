@@ -1,4 +1,4 @@
-"""Which files are opened, created, migrated or refused, and with what words."""
+"""Which files are opened, created, migrated or refused, and with what words; which versions of SQLite are safe."""
 
 # ruff: noqa: ASYNC220, ASYNC222, ASYNC240 - a test may wait for a file or a process
 
@@ -22,7 +22,8 @@ from tests.waiting import PATIENCE, until
 from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
 from bide.core.records import Filter, Ref
 from bide.stores.sqlite import SqliteStore, connection, database
-from bide.stores.sqlite.database import OpenFile
+from bide.stores.sqlite.database import OpenFile, mapped_libraries
+from bide.stores.sqlite.threads import resets_safely
 from bide.testing.store_suite.base import listed, look, new, put_one
 
 
@@ -264,3 +265,18 @@ async def test_an_opening_that_is_cancelled_leaves_no_thread(path: str, monkeypa
     await asyncio.wait([opening])
     assert await asyncio.to_thread(made.wait, PATIENCE)
     await until(lambda: not [one for one in threading.enumerate() if path in one.name], "its threads to end")
+
+
+@pytest.mark.parametrize(
+    ("version", "safe"),
+    [
+        ((3, 40, 1), False), ((3, 44, 5), False), ((3, 44, 6), True), ((3, 45, 0), False), ((3, 50, 6), False),
+        ((3, 50, 7), True), ((3, 51, 0), False), ((3, 51, 2), False), ((3, 51, 3), True), ((3, 53, 0), True),
+    ],
+)  # fmt: skip
+def test_versions_that_have_the_wal_reset_race_closed(version: tuple[int, int, int], safe: bool) -> None:
+    assert resets_safely(version) is safe
+
+
+def test_the_library_in_use_is_found() -> None:
+    assert any("sqlite3" in name for name in mapped_libraries())

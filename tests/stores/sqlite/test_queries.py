@@ -1,4 +1,4 @@
-"""Every statement is named, has a reason, and finds its rows by an index."""
+"""Every statement is named, has a reason, and finds its rows by an index; counts and the log end at their limits."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.stores.many_topics import asked_of_topics
 
+from bide.core.events import Event, EventKind
+from bide.core.records import Count, State
 from bide.stores.named_queries import read_queries
-from bide.stores.sqlite import database
+from bide.stores.sqlite import SqliteStore, database, rows
 from bide.stores.sqlite.rows import QUERIES
+from bide.testing.store_suite.base import NOW, counted, new, put
 
 SCANS = {
     "has_meta": "the list of tables",
@@ -90,3 +94,39 @@ def test_every_query_is_used(root: Path) -> None:
     code = "\n".join(path.read_text("utf-8") for part in ("sql", "sqlite") for path in (stores / part).glob("*.py"))
     used = set(re.findall(r'"(\w+)"', code))
     assert set(QUERIES) <= used
+
+
+async def test_counting_stops_at_the_limit(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "COUNTED", 5)
+    await put(store, *(new(str(number)) for number in range(6)), *(new(str(number), topic="u") for number in range(5)))
+    tally = await store.tally([NOW - 1, NOW, NOW + 1], upto=5)
+    assert counted(tally, "t", State.WAITING) == Count(5, exact=False)
+    assert counted(tally, "u", State.WAITING) == Count(5)
+    assert list(tally.forecast["t"]) == [Count(0), Count(5, exact=False)]
+
+
+def event(number: int) -> Event:
+    return Event(at=NOW + number, topic="t", key=str(number), id="", kind=EventKind.RETRY)
+
+
+@pytest.mark.parametrize("most", [10, 0])
+async def test_the_log_keeps_what_it_is_told_to(path: str, most: int) -> None:
+    store = SqliteStore(path, events_kept=most)
+    await store.open()
+    for number in range(100):
+        await store.record([event(number)])
+    kept = await store.events(limit=1_000)
+    assert [one.key for one in kept] == [str(number) for number in range(99, 99 - most, -1)]
+    lines = store._open().writer._connection.execute("SELECT count(*) FROM bide_event").fetchone()[0]
+    assert lines <= most * 1.1, "the file keeps a tenth more at most"
+    assert await store.events(limit=0) == []
+    await store.close()
+
+
+async def test_what_is_asked_does_not_grow_with_the_topics(store: SqliteStore) -> None:
+    """P11: but for the tally, by one statement for some hundred topics, and the forecast, which counts in the file."""
+    statements: list[str] = []
+    store._open().reader._connection.set_trace_callback(statements.append)
+    asked = await asked_of_topics(store, lambda: sum("count(*) FROM (\n" not in one for one in statements))
+    assert asked[1][:2] == asked[100][:2] == asked[1_000][:2]
+    assert asked[1_000][2] <= asked[1][2] + 4 * 3

@@ -6,23 +6,27 @@ import asyncio
 import gc
 import os
 import sqlite3
-import threading
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import closing
+from typing import Any
 
 import pytest
-from msgspec.structs import replace
+import pytest_asyncio
 
 from bide.core.errors import BadInput, PartlyFailed, StoreUnavailable
 from bide.core.instants import At, In
-from bide.core.records import Filter, Move, OutcomeKind, Ref, Result
+from bide.core.records import Filter, Move, Ref, Result
 from bide.stores.batches import AT_ONCE
 from bide.stores.sqlite import SqliteStore, connection, operations
 from bide.stores.sqlite.connection import WriteLock
 from bide.testing.store_suite.base import (
     NOW,
     SECOND,
+    add_all,
+    dead,
     done,
     hold,
+    keys,
     lease,
     listed,
     look,
@@ -34,29 +38,47 @@ from bide.testing.store_suite.base import (
     take,
 )
 
-
-async def points_of(path: str) -> tuple[SqliteStore, list[str]]:
-    points: list[str] = []
-    store = SqliteStore(path, fault=points.append)
-    await store.open()
-    return store, points
+FULL, NORMAL = 2, 1
 
 
-async def test_what_waits_together_is_committed_together(path: str) -> None:
-    store, points = await points_of(path)
-    store._open().writer._lock.acquire()  # the writer is kept waiting with the first of them in its hands
-    calls = [asyncio.create_task(put_one(store, new(str(number)))) for number in range(100)]
+@pytest.fixture
+def points() -> list[str]:
+    """What `store` has come to so far."""
+    return []
+
+
+@pytest_asyncio.fixture
+async def store(path: str, points: list[str]) -> AsyncIterator[SqliteStore]:
+    opened = SqliteStore(path, fault=points.append)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+async def together(store: SqliteStore, *calls: Coroutine[Any, Any, Any]) -> list[Any]:
+    """What calls answer while the writer is kept waiting with the first of them in its hands; or their errors."""
+    store._open().writer._lock.acquire()
+    begun = [asyncio.create_task(call) for call in calls]
     await asyncio.sleep(0)
     store._open().writer._lock.release()
-    await asyncio.gather(*calls)
+    return await asyncio.gather(*begun, return_exceptions=True)
+
+
+def durability(store: SqliteStore) -> int:
+    """PRAGMA synchronous of the writer: FULL or NORMAL."""
+    found: int = store._open().writer._connection.execute("PRAGMA synchronous").fetchone()[0]
+    return found
+
+
+async def test_what_waits_together_is_committed_together(store: SqliteStore, points: list[str]) -> None:
+    records = await together(store, *(put_one(store, new(str(number))) for number in range(100)))
+    assert keys(records) == [str(number) for number in range(100)]
     assert points.count("after commit") <= 2
     assert points.count("add:inserted") == 100
-    await store.close()
 
 
-async def test_a_task_behind_a_head_that_is_leased_with_it_wakes_the_workers(path: str) -> None:
+async def test_a_task_behind_a_head_that_is_leased_with_it_wakes_the_workers(store: SqliteStore, path: str) -> None:
     """Others know of a head until it is leased, so what is added behind it need not be noted, but only until then."""
-    store, _ = await points_of(path)
     await put_one(store)
     with closing(sqlite3.connect(path, isolation_level=None)) as own:
         work = operations.UnitOfWork(own.cursor())
@@ -67,23 +89,14 @@ async def test_a_task_behind_a_head_that_is_leased_with_it_wakes_the_workers(pat
         operations.add(work, [new("sooner", due=At(NOW + SECOND))], NOW)
         work.finish()
         assert work.wakes == {"t": NOW + SECOND}
-    await store.close()
 
 
-async def test_only_the_one_that_fails_gets_the_error(path: str) -> None:
-    store, _ = await points_of(path)
-    store._open().writer._lock.acquire()
-    calls = [
-        asyncio.create_task(store.add([new("a" if number != 7 else "lone \ud800")], now=NOW)) for number in range(20)
-    ]
-    await asyncio.sleep(0)
-    store._open().writer._lock.release()
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    assert [number for number, answer in enumerate(answers) if isinstance(answer, BaseException)] == [7]
-    assert isinstance(answers[7], BadInput)
-    results = [answer[0].result for answer in answers if not isinstance(answer, BaseException)]
+async def test_only_the_one_that_fails_gets_the_error(store: SqliteStore) -> None:
+    keys = ["a"] * 7 + ["lone \ud800"] + ["a"] * 12
+    answers = await together(store, *(add_all(store, [new(key)]) for key in keys))
+    assert isinstance(answers.pop(7), BadInput)
+    results = [answer.result for [answer] in answers]
     assert results == [Result.CREATED] + [Result.REPLACED] * 18, "and in their order"
-    await store.close()
 
 
 async def test_an_operation_whose_caller_has_gone_is_done_all_the_same(store: SqliteStore) -> None:
@@ -107,23 +120,6 @@ async def test_closing_finishes_what_was_begun(path: str) -> None:
         await put_one(store)
 
 
-async def test_several_event_loops_may_share_a_store(store: SqliteStore) -> None:
-    def elsewhere(number: int) -> None:
-        async def work() -> None:
-            for turn in range(20):
-                record = await put_one(store, new(f"{number} {turn}"))
-                assert await see(store, record) == record
-
-        asyncio.run(work())
-
-    threads = [threading.Thread(target=elsewhere, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    await asyncio.gather(*(put_one(store, new(f"here {turn}")) for turn in range(20)))
-    await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
-    assert len(await listed(store, Filter())) == 80
-
-
 async def test_a_move_writes_all_that_a_move_may_change(store: SqliteStore) -> None:
     """It has a query of its own, which knows which columns those are."""
     await put(store, *(new(str(number), due=In(10 * SECOND), deadline=NOW + 20 * SECOND) for number in range(5)))
@@ -135,51 +131,37 @@ async def test_a_move_writes_all_that_a_move_may_change(store: SqliteStore) -> N
 
 async def test_a_lease_alone_does_not_wait_for_the_disk(store: SqliteStore) -> None:
     await put_one(store)
-    writing = store._open().writer._connection
-
-    def durability() -> int:
-        found: int = writing.execute("PRAGMA synchronous").fetchone()[0]
-        return found
-
-    full, normal = 2, 1
-    assert durability() == full
+    assert durability(store) == FULL
     held = await take(store)
-    assert durability() == normal
+    assert durability(store) == NORMAL
     await settle(store, done(held))
-    assert durability() == full
+    assert durability(store) == FULL
     await lease(store)
-    assert durability() == normal
+    assert durability(store) == NORMAL
     await store.change([Move("t", "k", In(0))], now=NOW)
-    assert durability() == full
+    assert durability(store) == FULL
 
 
-async def test_a_group_with_a_new_task_among_leases_waits_for_the_disk(path: str) -> None:
-    store, points = await points_of(path)
-    store._open().writer._lock.acquire()
-    calls = [asyncio.create_task(call) for call in (*(lease(store) for _ in range(9)), put_one(store))]
-    await asyncio.sleep(0)
-    store._open().writer._lock.release()
-    await asyncio.gather(*calls)
+async def test_a_group_with_a_new_task_among_leases_waits_for_the_disk(store: SqliteStore, points: list[str]) -> None:
+    await together(store, *(lease(store) for _ in range(9)), put_one(store))
     assert points.count("after commit") <= 2, "the last leases and the new task are one group"
-    assert store._open().writer._connection.execute("PRAGMA synchronous").fetchone() == (2,)
-    await store.close()
+    assert durability(store) == FULL
 
 
 async def test_normal_is_normal(path: str) -> None:
     store = SqliteStore(path, synchronous="normal")
     await store.open()
     await put_one(store)
-    assert store._open().writer._connection.execute("PRAGMA synchronous").fetchone() == (1,)
+    assert durability(store) == NORMAL
     await store.close()
 
 
-async def test_the_points_where_a_test_may_kill_come_in_order(path: str) -> None:
-    store, points = await points_of(path)
+async def test_the_points_where_a_test_may_kill_come_in_order(store: SqliteStore, points: list[str]) -> None:
     end = ["token:written", "before commit", "after commit"]
 
-    async def points_in(call: object) -> list[str]:
+    async def points_in(call: Awaitable[object]) -> list[str]:
         points.clear()
-        await call  # type: ignore[misc]
+        await call
         return list(points)
 
     assert await points_in(put_one(store)) == ["add:begun", "add:inserted", *end]
@@ -188,17 +170,15 @@ async def test_the_points_where_a_test_may_kill_come_in_order(path: str) -> None
     assert await points_in(lease(store)) == ["lease:begun", "lease:selected", "lease:updated", *end]
     held = await see(store, Ref("t", "k"))
     assert await points_in(settle(store, done(held))) == ["settle:begun", "settle:done", *end[1:]]
-    await put(store, new())
-    held = await take(store)
-    assert await points_in(settle(store, done(held, keep_until=NOW * 2))) == ["settle:begun", "settle:done", *end]
-    await put(store, new())
-    dead = replace(done(await take(store)), outcome=OutcomeKind.DEAD, keep_until=NOW * 2)
-    assert await points_in(settle(store, dead)) == ["settle:begun", "settle:decided", "settle:written", *end]
-    await store.close()
+    for outcome, decided in ((done, ["settle:done"]), (dead, ["settle:decided", "settle:written"])):
+        await put_one(store)
+        ends = outcome(await take(store), keep_until=NOW * 2)
+        assert await points_in(settle(store, ends)) == ["settle:begun", *decided, *end]
 
 
-async def test_a_large_call_is_cut_into_transactions_and_says_how_far_it_came(path: str) -> None:
-    store, points = await points_of(path)
+async def test_a_large_call_is_cut_into_transactions_and_says_how_far_it_came(
+    store: SqliteStore, points: list[str], path: str
+) -> None:
     tasks = [new(str(number)) for number in range(2 * AT_ONCE + 1)]
     assert len(await store.add(tasks, now=NOW)) == len(tasks)
     assert points.count("before commit") == 3
@@ -242,9 +222,8 @@ async def test_the_garbage_collector_visits_a_large_call_before_it_locks_the_fil
 
 
 async def test_a_large_call_pauses_again_if_a_checkpoint_took_the_pause(
-    path: str, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStore, points: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, points = await points_of(path)
     checkpointer = store._open().checkpointer
     assert checkpointer is not None
     checkpointer.stop()  # its thread must not use the connection meanwhile
@@ -261,12 +240,10 @@ async def test_a_large_call_pauses_again_if_a_checkpoint_took_the_pause(
         await store.add([new(str(number)) for number in range(2 * AT_ONCE + 1)], now=NOW)
     assert points.count("after commit") == 3
     assert len(pauses) == 4
-    await store.close()
 
 
-async def test_large_payloads_are_added_and_leased_by_1_mib_oldest_first(path: str) -> None:
+async def test_large_payloads_are_added_and_leased_by_1_mib_oldest_first(store: SqliteStore, points: list[str]) -> None:
     """Also where waiting and lost tasks are merged: neither kind is passed over because the other was cut short."""
-    store, points = await points_of(path)
     large = bytes(300 * 1024)
     lost = [new(f"lost-{number}", payload=large) for number in range(8)]
     waiting = [new(f"{number}", due=At(NOW + SECOND - 4 + number), payload=large) for number in range(8)]
@@ -281,7 +258,6 @@ async def test_large_payloads_are_added_and_leased_by_1_mib_oldest_first(path: s
     while tasks := (await store.lease(wants, now=now, until=until, holder="w")).tasks:
         assert len(tasks) <= 4, "three, and one of the other topic"
         taken += [task.key for task in tasks if task.topic == "t"]
-    await store.close()
     at_one_instant = sorted(["4", *(task.key for task in lost)])
     assert [*taken[:4], *sorted(taken[4:13]), *taken[13:]] == ["0", "1", "2", "3", *at_one_instant, "5", "6", "7"]
 
