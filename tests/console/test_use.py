@@ -274,7 +274,11 @@ def test_one_logs_in_by_keyboard_and_an_open_page_ends_with_its_token(visits: Vi
             assert visitor.path == "/tasks"
             expect(page.get_by_role("banner")).to_contain_text("anna")
             page = visitor.goto("/")
-            one.run(tokens_of(one.app).revoke(token.id))
+
+            async def revoke() -> None:
+                await tokens_of(one.app).revoke(token.id)
+
+            one.run(revoke())
             one.serving.service._access._read_at -= FRESH  # what is known of the tokens is as old as it may get
             expect(page.get_by_label("Token")).to_be_visible()
 
