@@ -50,13 +50,8 @@ class ServerTime:
         self._at = -1.0
         self._warned = False
 
-    @staticmethod
-    def clock() -> float:
-        """The monotonic clock by which `saw` takes its times."""
-        return time.monotonic()
-
     def saw(self, micros: int, sent: float, received: float) -> None:
-        """Note a server time of `micros`, from a call that was `sent` and answered (`received`) at these times."""
+        """Note a server time of `micros`, from a call `sent` and answered (`received`) by the monotonic clock."""
         low, high = micros / 1e6 - received, (micros + 1) / 1e6 - sent  # it was cut to whole microseconds
         if self._at >= 0:
             wider = _DRIFT * abs(received - self._at)  # answers may be noted in another order than they arrived in
@@ -72,9 +67,9 @@ class ServerTime:
         """
         left = _READINGS
         while True:
-            sent = self.clock()
+            sent = time.monotonic()
             micros = await ask()
-            received = self.clock()
+            received = time.monotonic()
             self.saw(micros, sent, received)
             left -= 1
             if received - sent < _QUICK or not left:
