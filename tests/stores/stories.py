@@ -120,6 +120,11 @@ async def moves_many(store: Store, now_it_fails: Callable[[], None]) -> None:
     assert [one and (one.due_at, one.wake_at) for one in there] == [(0, NOW), (LAST_INSTANT, LAST_INSTANT)]
 
 
+async def moves_nobody(store: Store, now_it_fails: Callable[[], None]) -> None:
+    now_it_fails()
+    assert (await do(store, Move("t", "nobody", In(5)))).result is Result.NOT_FOUND
+
+
 async def leases(store: Store, now_it_fails: Callable[[], None]) -> None:
     await put(store, *(new(f"{number:03}") for number in range(100)))
     now_it_fails()

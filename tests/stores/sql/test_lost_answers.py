@@ -22,6 +22,7 @@ from tests.stores.stories import (
     leases,
     moves,
     moves_many,
+    moves_nobody,
     redrives,
     replaces,
     schedules,
@@ -72,8 +73,8 @@ async def schedules_in_parts(store: Store, now_it_fails: Callable[[], None]) -> 
 
 
 STORIES: list[Story] = [
-    schedules, schedules_many, schedules_in_parts, replaces, moves, moves_many, changes, redrives, leases, settles,
-    settles_many, ends_of_every_kind, extends,
+    schedules, schedules_many, schedules_in_parts, replaces, moves, moves_many, moves_nobody, changes, redrives, leases,
+    settles, settles_many, ends_of_every_kind, extends,
 ]  # fmt: skip
 
 
