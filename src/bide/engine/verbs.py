@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Never, TypedDict, TypeVar, Unpack
+from functools import partial
+from typing import Any, Never, TypedDict, TypeVar
 
 from msgspec import Struct
 
@@ -177,7 +178,24 @@ class ClientVerbs:
             if_token,
         )
 
-    async def schedule(self, /, topic: str, payload: object = None, **options: Unpack[TaskOptions]) -> Answer:
+    async def schedule(
+        self,
+        /,
+        topic: str,
+        payload: object = None,
+        *,
+        key: str | None = None,
+        group: str | None = None,
+        delay: Length | None = None,
+        at: When | None = None,
+        on_conflict: str = "replace",
+        retry: RetryPolicy | str | None = None,
+        deadline: When | Length | None = None,
+        headers: Mapping[str, str] | None = None,
+        if_token: Token | None = None,
+        zone: str | None = None,
+        **unknown: Never,
+    ) -> Answer:
         """Schedule a task after `delay` or at `at`: `created`, `replaced`, `kept`, `refused` or `stale_token`.
 
         Once this has returned, the task survives any crash.
@@ -197,10 +215,14 @@ class ClientVerbs:
 
         Raises BadInput, BadPayload, StoreFull, StoreUnavailable, OutcomeUnknown. O(log n).
         """
+        new = partial(
+            self.new, topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
+            deadline=deadline, headers=headers, if_token=if_token, zone=zone, **unknown,
+        )  # fmt: skip
         if self.carrier is None:
-            return await self._session.add(self.new(topic, payload, **options))
+            return await self._session.add(new())
         with self.carrier.scheduling(topic) as answered:
-            return answered(await self._session.add(self.new(topic, payload, **options)))
+            return answered(await self._session.add(new()))
 
     async def schedule_new(self, task: NewTask) -> Answer:
         """Schedule a task made by `new`, batched with concurrent calls. Raises the same errors as `schedule`."""
