@@ -11,7 +11,7 @@ import pytest
 from tests.servers.fixtures import Borrowed
 from tests.waiting import elapse, in_virtual_time, virtual_time
 
-from bide import Bide
+from bide import Bide, Task
 from bide.core.instants import Millis
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
@@ -59,6 +59,17 @@ def virtual(test: Callable[Concatenate[World, P], Coroutine[Any, Any, None]]) ->
         await test(World(loop), *fixtures, **named)
 
     return in_virtual_time(in_world)
+
+
+async def nothing(task: Task[Any]) -> None:
+    """A handler."""
+
+
+async def task_of(app: Bide, topic: str, key: str) -> Task[Any]:
+    """A task that is there."""
+    task = await app.get(topic, key)
+    assert task is not None
+    return task
 
 
 def stores(*kinds: str) -> pytest.MarkDecorator:

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from msgspec.structs import replace
-from tests.engine.conftest import World, virtual
+from tests.engine.conftest import World, task_of, virtual
 from tests.service.instance import served
 from tests.waiting import until
 
@@ -130,8 +130,7 @@ async def test_a_wrong_payload_fails_in_the_caller() -> None:
         with pytest.raises(BadPayload, match="Order"):
             await order.schedule({"numero": 7}, key="k", delay="1h")  # type: ignore[arg-type]
         await order.schedule(Order(7), key="k", delay="1h")
-        task = await app.get("order", "k")
-        assert task is not None
+        task = await task_of(app, "order", "k")
         assert task.payload == {"number": 7}
 
 
@@ -223,8 +222,7 @@ async def test_a_task_that_left_the_group_meanwhile_is_left_alone(verb: str, ano
     async with Bide(store := Raced()) as app:
         await app.schedule("t", key="42", group="user-7", delay="1h")
         assert await (app.shift("user-7", "1h") if verb == "shift" else app.cancel_group("user-7")) == []
-        task = await app.get("t", "42")
-        assert task is not None
+        task = await task_of(app, "t", "42")
         assert task.record == store.answer.record
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.engine.conftest import World, stores, virtual
+from tests.engine.conftest import World, nothing, stores, task_of, virtual
 from tests.waiting import PATIENCE, elapse, forever, until
 
 from bide import Bide, Dead, Defer, Retry, StoreUnavailable, Task
@@ -61,28 +61,28 @@ NAMES = ["retry an error", "dead by number", "mute", "surrogate", "panic", "gene
 
 @pytest.mark.parametrize("plain", [False, True], ids=["coroutine", "plain"])
 @pytest.mark.parametrize(("odd", "said"), ODD, ids=NAMES)
-def test_whatever_a_handler_does_ends_its_own_task_only(odd: Callable[[], object], said: str, *, plain: bool) -> None:
-    async def story(world: World) -> None:
-        app = world.app()
+@virtual
+async def test_whatever_a_handler_does_ends_its_own_task_only(
+    world: World, odd: Callable[[], object], said: str, *, plain: bool
+) -> None:
+    app = world.app()
 
-        def act(task: Task[Any]) -> Any:
-            return odd() if task.key.startswith("odd") else None
+    def act(task: Task[Any]) -> Any:
+        return odd() if task.key.startswith("odd") else None
 
-        async def awaited(task: Task[Any]) -> Any:
-            await asyncio.sleep(0)
-            return act(task)
+    async def awaited(task: Task[Any]) -> Any:
+        await asyncio.sleep(0)
+        return act(task)
 
-        app.handler("work", concurrency=2, retry="never")(act if plain else awaited)
-        async with app, app.worker() as worker:
-            await app.schedule_many([app.new("work", None, key=f"odd {n}", delay="0s") for n in range(4)])
-            await app.schedule_many([app.new("work", None, key=f"good {n}", delay="0s") for n in range(4)])
-            await worker.until_empty()
-            assert (worker.stats.done, worker.stats.dead, worker.stats.lost) == (4, 4, 0)
-            assert worker._executors["work"].free == 2
-            for task in [task async for task in app.find(state="dead")]:
-                assert said in (task.error or "")
-
-    virtual(story)()
+    app.handler("work", concurrency=2, retry="never")(act if plain else awaited)
+    async with app, app.worker() as worker:
+        await app.schedule_many([app.new("work", None, key=f"odd {n}", delay="0s") for n in range(4)])
+        await app.schedule_many([app.new("work", None, key=f"good {n}", delay="0s") for n in range(4)])
+        await worker.until_empty()
+        assert (worker.stats.done, worker.stats.dead, worker.stats.lost) == (4, 4, 0)
+        assert worker._executors["work"].free == 2
+        for task in [task async for task in app.find(state="dead")]:
+            assert said in (task.error or "")
 
 
 def test_an_interrupt_from_the_keyboard_ends_the_program_and_is_no_failure() -> None:
@@ -101,8 +101,7 @@ def test_an_interrupt_from_the_keyboard_ends_the_program_and_is_no_failure() -> 
                     await work.schedule(None, key="k", delay="0s")
                     await forever()
             finally:
-                task = await app.get("work", "k")
-                assert task is not None
+                task = await task_of(app, "work", "k")
                 left.append((task.state, task.attempt, task.failures))
 
     with pytest.raises(KeyboardInterrupt):
@@ -127,49 +126,44 @@ async def test_an_error_of_any_text_takes_no_other_outcome_along(store_url: str)
         gate.set()
         await worker.until_empty()
         assert (worker.stats.done, worker.stats.dead, worker.stats.lost) == (8, 1, 0)
-        task = await app.get("work", "bad")
-        assert task is not None
+        task = await task_of(app, "work", "bad")
         assert task.error == "ValueError: cannot read caf\\udce9\\x00.txt"
 
 
-def test_a_defect_at_one_outcome_falls_on_that_one_alone(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(world: World) -> None:
-        app = world.app(lease="9s")
-        settle, asked = world.memory.settle, 0
+@virtual
+async def test_a_defect_at_one_outcome_falls_on_that_one_alone(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    app = world.app(lease="9s")
+    settle, asked = world.memory.settle, 0
 
-        async def defective(outcomes: Any, *, now: int) -> Any:
-            nonlocal asked
-            asked += 1
-            if asked == 3:
-                raise StoreUnavailable("away for a moment")
-            if any(one.key == "bad" for one in outcomes) and world.elapsed < 1_000:
-                raise TypeError("cannot be written")
-            return await settle(outcomes, now=now)
+    async def defective(outcomes: Any, *, now: int) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            raise StoreUnavailable("away for a moment")
+        if any(one.key == "bad" for one in outcomes) and world.elapsed < 1_000:
+            raise TypeError("cannot be written")
+        return await settle(outcomes, now=now)
 
-        world.memory.settle = defective  # type: ignore[method-assign]
-        runs: list[str] = []
+    world.memory.settle = defective  # type: ignore[method-assign]
+    runs: list[str] = []
 
-        @app.handler("work")
-        async def work(task: Task[Any]) -> None:
-            runs.append(task.key)
+    @app.handler("work")
+    async def work(task: Task[Any]) -> None:
+        runs.append(task.key)
 
-        async with app, app.worker() as worker:
-            await app.schedule_many([work.new(None, key=key, delay="0s") for key in ("bad", *"abcd")])
-            await worker.until_empty()
-            assert (worker.stats.done, worker.stats.lost) == (5, 0)
-            assert sorted(runs) == ["a", "b", "bad", "bad", "c", "d"]
-            assert world.elapsed >= 9_000, "the lease of the one has ended by itself"
-
-    virtual(story)()
+    async with app, app.worker() as worker:
+        await app.schedule_many([work.new(None, key=key, delay="0s") for key in ("bad", *"abcd")])
+        await worker.until_empty()
+        assert (worker.stats.done, worker.stats.lost) == (5, 0)
+        assert sorted(runs) == ["a", "b", "bad", "bad", "c", "d"]
+        assert world.elapsed >= 9_000, "the lease of the one has ended by itself"
     assert "the outcome of work/bad cannot be kept" in caplog.text
 
 
 @virtual
 async def test_an_observer_that_raises_is_told_of_the_next_all_the_same(world: World) -> None:
     app, told = world.app(), []
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None: ...
+    work = app.handler("work")(nothing)
 
     def observe(record: Any, outcome: Any) -> None:
         told.append(record.key)
@@ -341,40 +335,36 @@ async def test_runners_that_somebody_cancels_are_replaced() -> None:
     assert seen == ["0", "1", "2", "3", "4"]
 
 
-def test_a_handler_that_takes_no_cancel_holds_up_nobodys_end(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(world: World) -> None:
-        app, cancels, may_end = world.app(grace="1s"), list[int](), False
+@virtual
+async def test_a_handler_that_takes_no_cancel_holds_up_nobodys_end(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, cancels, may_end = world.app(grace="1s"), list[int](), False
 
-        @app.handler("deaf")
-        async def deaf(task: Task[Any]) -> None:
-            while not may_end:
-                try:
-                    await elapse(0.5)
-                except asyncio.CancelledError:
-                    cancels.append(world.elapsed)
+    @app.handler("deaf")
+    async def deaf(task: Task[Any]) -> None:
+        while not may_end:
+            try:
+                await elapse(0.5)
+            except asyncio.CancelledError:
+                cancels.append(world.elapsed)
 
-        async with app:
-            async with app.worker() as worker:
-                await deaf.schedule(None, key="k", delay="0s")
-                await world.until(lambda: worker.stats.leased == 1)
-            assert world.elapsed < 10_000
-            may_end = True
-            await elapse(1)
-            task = await app.get("deaf", "k")
-            assert task is not None
-            assert (task.state, task.attempt, worker.stats.delivered) == ("leased", 1, 0)
-        assert cancels
-
-    virtual(story)()
+    async with app:
+        async with app.worker() as worker:
+            await deaf.schedule(None, key="k", delay="0s")
+            await world.until(lambda: worker.stats.leased == 1)
+        assert world.elapsed < 10_000
+        may_end = True
+        await elapse(1)
+        task = await task_of(app, "deaf", "k")
+        assert (task.state, task.attempt, worker.stats.delivered) == ("leased", 1, 0)
+    assert cancels
     assert "deaf/k goes on although it was cancelled" in caplog.text
 
 
 async def test_a_worker_that_cannot_start_leaves_nothing_behind() -> None:
     app = Bide("memory:")
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None: ...
-
+    app.handler("work")(nothing)
     async with app:
         before = asyncio.all_tasks()
 

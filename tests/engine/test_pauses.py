@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.conftest import World, stores, virtual
+from tests.engine.conftest import World, stores, task_of, virtual
 from tests.waiting import pause, until
 
 from bide import BadInput, Bide, StoreUnavailable, Task
@@ -71,8 +71,7 @@ async def test_what_is_being_leased_at_that_moment_is_given_back(world: World) -
         await app.pause("t")
         await world.pause(30)
         assert seen == []
-        task = await app.get("t", "k")
-        assert task is not None
+        task = await task_of(app, "t", "k")
         assert (task.state, task.attempt) == ("waiting", 0), "it counts for nothing"
         await app.resume("t")
         await world.until(lambda: seen == ["k"])
@@ -315,39 +314,34 @@ async def test_what_is_no_topic_is_refused_and_what_is_no_pause_passed_over(
         assert caplog.text.count("cannot be read and is passed over") == 3
 
 
-def test_a_worker_says_when_it_holds_back(caplog: pytest.LogCaptureFixture) -> None:
+@virtual
+async def test_a_worker_says_when_it_holds_back(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "bide.pauses")
-
-    async def story(world: World) -> None:
-        app = world.app(actor="anna")
-        handled(app, "t", world=world)
-        async with app, app.worker():
-            await app.pause("t")
-            await app.pause("somebody else's")
-            await app.resume("t")
-
-    virtual(story)()
+    app = world.app(actor="anna")
+    handled(app, "t", world=world)
+    async with app, app.worker():
+        await app.pause("t")
+        await app.pause("somebody else's")
+        await app.resume("t")
     assert [record.message.partition(":")[0] for record in caplog.records] == ["t is held back", "t is resumed"]
     assert caplog.records[0].message.endswith(" by anna")
 
 
-def test_while_pauses_cannot_be_read_what_was_known_holds(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(world: World) -> None:
-        app = world.app()
-        seen = handled(app, "t", world=world)
-        async with app:
-            await app.pause("t")
-            async with app.worker():
-                await app.schedule("t", key="k", delay="0s")
-                await world.pause(1)
-                world.store.fault = lambda point: StoreUnavailable("away") if point.startswith("find") else None
-                await world.pause(20)
-                assert seen == []
-                await app.resume("t")  # done, though nobody can see it yet
-                world.store.fault = lambda _: None
-                await world.until(lambda: seen == ["k"])
-
-    virtual(story)()
+@virtual
+async def test_while_pauses_cannot_be_read_what_was_known_holds(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    app = world.app()
+    seen = handled(app, "t", world=world)
+    async with app:
+        await app.pause("t")
+        async with app.worker():
+            await app.schedule("t", key="k", delay="0s")
+            await world.pause(1)
+            world.store.fault = lambda point: StoreUnavailable("away") if point.startswith("find") else None
+            await world.pause(20)
+            assert seen == []
+            await app.resume("t")  # done, though nobody can see it yet
+            world.store.fault = lambda _: None
+            await world.until(lambda: seen == ["k"])
     assert "reading the pauses failed, trying again in 2 s" in caplog.text
 
 

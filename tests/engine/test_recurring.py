@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.conftest import World, stores, virtual
+from tests.engine.conftest import World, nothing, stores, virtual
 from tests.service.calling import running
 from tests.waiting import until
 
@@ -101,29 +101,28 @@ async def test_a_long_run_does_not_shift_the_next_instants(world: World) -> None
         ("cancel_running", [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8]),
     ],
 )
-def test_what_comes_while_one_runs(overlap: str, expected: list[float], starts: list[float]) -> None:
-    @virtual
-    async def test(world: World) -> None:
-        app = app_of(world)
-        runs = Runs(world, app, takes=2.5 * MINUTE)
-        async with app, app.worker():
-            await app.recurring.add("t", Every("1m"), overlap=overlap)
-            await world.pause(8.4 * MINUTE)
-            assert runs.minutes == expected
-            assert [round(at / 60_000, 2) for at in runs.started] == starts
-            dropped = counted(await app.events(), "dropped")
-            assert len({task.id for task in runs.tasks}) == len(runs.tasks)
-            if overlap == "skip":
-                assert dropped == ["overlap: 2 occurrences did not run"] * 2
-            if overlap == "cancel_running":
-                assert dropped == ["overlap: the occurrence was cancelled by the next one"] * 7
-                assert runs.ended == 0
-            if overlap in ("queue", "allow"):
-                assert not dropped
-            if overlap == "allow":
-                assert {task.key for task in runs.tasks} == {f"t@{one}" for one in written(world, range(1, 9))}
-
-    test()
+@virtual
+async def test_what_comes_while_one_runs(
+    world: World, overlap: str, expected: list[float], starts: list[float]
+) -> None:
+    app = app_of(world)
+    runs = Runs(world, app, takes=2.5 * MINUTE)
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1m"), overlap=overlap)
+        await world.pause(8.4 * MINUTE)
+        assert runs.minutes == expected
+        assert [round(at / 60_000, 2) for at in runs.started] == starts
+        dropped = counted(await app.events(), "dropped")
+        assert len({task.id for task in runs.tasks}) == len(runs.tasks)
+        if overlap == "skip":
+            assert dropped == ["overlap: 2 occurrences did not run"] * 2
+        if overlap == "cancel_running":
+            assert dropped == ["overlap: the occurrence was cancelled by the next one"] * 7
+            assert runs.ended == 0
+        if overlap in ("queue", "allow"):
+            assert not dropped
+        if overlap == "allow":
+            assert {task.key for task in runs.tasks} == {f"t@{one}" for one in written(world, range(1, 9))}
 
 
 def written(world: World, minutes: range) -> list[str]:
@@ -144,22 +143,21 @@ def written(world: World, minutes: range) -> list[str]:
         ({"catch_up": "latest", "deadline": "10m"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
     ],
 )
-def test_after_an_outage_of_three_hours(how: dict[str, Any], ran: list[float], dropped: list[str]) -> None:
-    @virtual
-    async def test(world: World) -> None:
-        app = app_of(world)
-        runs = Runs(world, app)
-        async with app:
-            async with app.worker():
-                await app.recurring.add("t", Every("5m"), **how)
-                await world.pause(7 * MINUTE)
-            await world.pause(184.5 * MINUTE)
-            async with app.worker():
-                await world.pause(4 * MINUTE)
-            assert runs.minutes == ran
-            assert counted(await app.events(), "dropped") == dropped
-
-    test()
+@virtual
+async def test_after_an_outage_of_three_hours(
+    world: World, how: dict[str, Any], ran: list[float], dropped: list[str]
+) -> None:
+    app = app_of(world)
+    runs = Runs(world, app)
+    async with app:
+        async with app.worker():
+            await app.recurring.add("t", Every("5m"), **how)
+            await world.pause(7 * MINUTE)
+        await world.pause(184.5 * MINUTE)
+        async with app.worker():
+            await world.pause(4 * MINUTE)
+        assert runs.minutes == ran
+        assert counted(await app.events(), "dropped") == dropped
 
 
 @virtual
@@ -300,10 +298,7 @@ async def test_declared_rules_survive_deploys_side_by_side_and_orphans_are_prune
 
     def handled(app: Bide, topic: str) -> Any:
         if topic not in app.routes:
-
-            @app.handler(topic)
-            async def nothing(task: Task[Any]) -> None: ...
-
+            app.handler(topic)(nothing)
         return next_handler(app, topic)
 
     old, old_runs = version("2m", also=True)

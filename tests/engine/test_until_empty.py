@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.engine.conftest import World, virtual
+from tests.engine.conftest import World, nothing, virtual
 from tests.waiting import elapse
 
 from bide import Defer, Done, Fixed, Task
@@ -16,10 +16,7 @@ from bide.core.records import OutcomeKind, Settlement, State
 @virtual
 async def test_of_nothing_it_returns_at_once(world: World) -> None:
     app = world.app()
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None: ...
-
+    app.handler("work")(nothing)
     async with app, app.worker() as worker:
         await worker.until_empty()
         await world.pause(100)
@@ -137,9 +134,7 @@ async def test_more_than_there_are_slots(world: World) -> None:
 async def test_a_flood_that_is_past_its_deadline(world: World) -> None:
     """Every slot is filled with what must not be delivered any more: nothing runs, and yet there is more to come."""
     app, mourned = world.app(), []
-
-    @app.handler("remind", concurrency=10)
-    async def remind(task: Task[Any]) -> None: ...
+    remind = app.handler("remind", concurrency=10)(nothing)
 
     @app.on_dead("remind")
     def mourn(task: Task[Any]) -> None:
@@ -156,10 +151,7 @@ async def test_a_flood_that_is_past_its_deadline(world: World) -> None:
 @virtual
 async def test_what_another_worker_holds_is_waited_for(world: World) -> None:
     app = world.app(max_sleep="1s", lease="1h")
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None: ...
-
+    work = app.handler("work")(nothing)
     async with app:
         await work.schedule(None, key="k", delay="0s")
         now = world.clock.now()
@@ -213,10 +205,7 @@ async def test_two_workers_share_the_work_and_both_see_its_end(world: World) -> 
 @virtual
 async def test_several_may_wait_and_one_may_give_up(world: World) -> None:
     app = world.app()
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None: ...
-
+    work = app.handler("work")(nothing)
     async with app, app.worker() as worker:
         await work.schedule(None, key="k", delay="10s")
         patient = [asyncio.create_task(worker.until_empty()) for _ in range(3)]
@@ -233,13 +222,8 @@ async def test_several_may_wait_and_one_may_give_up(world: World) -> None:
 @virtual
 async def test_topics_of_others_are_not_waited_for(world: World) -> None:
     app = world.app()
-
-    @app.handler("mine")
-    async def mine(task: Task[Any]) -> None: ...
-
-    @app.handler("not here")
-    async def elsewhere(task: Task[Any]) -> None: ...
-
+    mine = app.handler("mine")(nothing)
+    elsewhere = app.handler("not here")(nothing)
     async with app:
         await app.schedule("nobody's", delay="0s")
         await elsewhere.schedule(None, delay="0s")
@@ -253,10 +237,7 @@ async def test_topics_of_others_are_not_waited_for(world: World) -> None:
 @virtual
 async def test_a_worker_that_stops_first_says_so(world: World) -> None:
     app = world.app()
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None: ...
-
+    work = app.handler("work")(nothing)
     async with app:
         await work.schedule(None, key="k", delay="1h")
         async with app.worker() as worker:

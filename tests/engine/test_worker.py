@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.engine.conftest import World, virtual
+from tests.engine.conftest import World, nothing, task_of, virtual
 from tests.waiting import PATIENCE, elapse, forever
 
 from bide import Dead, Defer, Done, Fixed, Ladder, Retry, StoreUnavailable, Task
@@ -114,10 +114,7 @@ async def test_losing_every_wake_up_costs_at_most_the_cap(world: World) -> None:
 @virtual
 async def test_an_idle_worker_asks_no_more_often_than_the_cap(world: World) -> None:
     app = world.app(max_sleep="1s")
-
-    @app.handler("post")
-    async def post(task: Task[Any]) -> None: ...
-
+    post = app.handler("post")(nothing)
     async with app, app.worker():
         await post.schedule(None, delay="1d")
         await world.pause(1)
@@ -144,8 +141,7 @@ async def test_the_ladder_is_climbed_rung_by_rung_and_ends_dead(world: World) ->
     async with app, app.worker():
         await notify.schedule(None, key="p1", delay="0s")
         await world.until(lambda: bool(mourned))
-        task = await app.get("notify", "p1")
-        assert task is not None
+        task = await task_of(app, "notify", "p1")
         assert (task.state, task.error, task.failures) == ("dead", "ConnectionError: merchant is away", 4)
         events = await app.events("notify", "p1")
         assert [event.kind for event in events] == ["dead", "retry", "retry", "retry"]
@@ -172,8 +168,7 @@ async def test_outcomes_count_alike_returned_or_raised(world: World, raised: boo
         first = (await work.schedule(None, key="k", delay="0s")).task
         await world.until(lambda: len(seen) == 4)
         await world.pause(0.01)
-        task = await app.get("work", "k")
-        assert task is not None
+        task = await task_of(app, "work", "k")
         assert (task.state, task.error) == ("dead", "hopeless")
         assert first is not None
         assert task.id != first.id, "Done(again) starts a new life"
@@ -214,8 +209,7 @@ async def test_losses_in_a_row_are_bounded(world: World) -> None:
             await world.pause(1)
         async with app.worker():
             await world.pause(5)
-            task = await app.get("poison", "k")
-            assert task is not None
+            task = await task_of(app, "poison", "k")
             assert (task.state, ran) == ("dead", [])
             assert "holder lost" in (task.error or "")
 
@@ -239,8 +233,7 @@ async def test_a_cancel_reaches_the_running_handler_within_a_lease(world: World)
         assert answer.result == "cancelled_while_leased"
         await world.until(lambda: bool(ended))
         await world.pause(1)
-        task = await app.get("slow", "k")
-        assert task is not None
+        task = await task_of(app, "slow", "k")
         assert task.state == "cancelled"
         assert worker.stats.lost == 1
     assert 60_000 <= ended[0] <= 63_100
@@ -258,8 +251,7 @@ async def test_a_timeout_is_a_failure_and_frees_the_slot(world: World) -> None:
     async with app, app.worker():
         await slow.schedule(None, key="a", delay="0s")
         await world.pause(100)
-        task = await app.get("slow", "a")
-        assert task is not None
+        task = await task_of(app, "slow", "a")
         assert (task.state, task.error) == ("dead", "TimeoutError: no outcome within 30 s")
     assert seen == [("a", 0), ("a", 40_000)]
 
@@ -321,8 +313,7 @@ async def test_a_handler_cut_off_by_the_grace_counts_nothing_against_its_task(wo
         await slow.schedule(None, key="k", delay="0s")
         async with app.worker():
             await world.pause(1)
-        task = await app.get("slow", "k")
-        assert task is not None
+        task = await task_of(app, "slow", "k")
         assert (task.state, task.attempt, task.failures) == ("waiting", 0, 0)
         assert world.elapsed == pytest.approx(6_000, abs=100)
 
@@ -484,8 +475,7 @@ async def test_an_undecodable_payload_is_dead_at_once_and_delays_nobody(world: W
         await app.schedule("typed", b"\xff{", key="bad", delay="0s")
         await typed.schedule(7, key="good", delay="0s")
         await world.pause(0.1)
-        bad = await app.get("typed", "bad")
-        assert bad is not None
+        bad = await task_of(app, "typed", "bad")
         assert bad.state == "dead"
         assert "payload" in (bad.error or "")
     assert seen == [7]
