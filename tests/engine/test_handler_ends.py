@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.engine.conftest import World, nothing, stores, task_of, virtual
+from tests.engine.test_loops_and_forks import forks, in_a_child, quietly
 from tests.waiting import PATIENCE, elapse, forever, until
 
 from bide import Bide, Dead, Defer, Retry, StoreUnavailable, Task
@@ -162,7 +163,7 @@ async def test_a_defect_at_one_outcome_falls_on_that_one_alone(world: World, cap
 
 @virtual
 async def test_an_observer_that_raises_is_told_of_the_next_all_the_same(world: World) -> None:
-    app, told = world.app(), []
+    app, told = world.app(), list[str]()
     work = app.handler("work")(nothing)
 
     def observe(record: Any, outcome: Any) -> None:
@@ -175,8 +176,8 @@ async def test_an_observer_that_raises_is_told_of_the_next_all_the_same(world: W
         assert (len(told), worker.stats.done) == (5, 5)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@forks
+@quietly
 def test_a_forked_child_runs_plain_handlers_in_threads_of_its_own() -> None:
     app, ran = Bide("memory:"), list[int]()
 
@@ -187,16 +188,14 @@ def test_a_forked_child_runs_plain_handlers_in_threads_of_its_own() -> None:
     async def main() -> None:
         async with app, app.worker() as worker:
             await work.schedule(None, delay="0s")
-            await asyncio.wait_for(worker.until_empty(), PATIENCE)
+            await worker.until_empty()
+
+    def again() -> bool:
+        asyncio.run(main())
+        return ran[1:] == [os.getpid()]
 
     asyncio.run(main())
-    child = os.fork()
-    if child == 0:
-        try:
-            asyncio.run(main())
-        finally:
-            os._exit(0 if ran[1:] == [os.getpid()] else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert in_a_child(again)
 
 
 @dataclass
@@ -231,28 +230,24 @@ def shop() -> Shop:
 
 @pytest.mark.parametrize(
     ("end", "error"),
-    [(Dead("no such bank"), "no such bank"), (OSError("away"), "OSError: away"), (Defer("1d"), "deadline: deferred")],
-    ids=["dead", "failed", "deferred"],
-)
-async def test_a_death_in_the_handler(shop: Shop, end: BaseException, error: str) -> None:
+    [
+        (Dead("no such bank"), "no such bank"), (OSError("away"), "OSError: away"),
+        (Defer("1d"), "deadline: deferred"), (None, "deadline: not after"),
+    ],
+    ids=["dead", "failed", "deferred", "before any handler saw it"],
+)  # fmt: skip
+async def test_a_death_is_told_in_the_type_that_the_hook_was_declared_with(
+    shop: Shop, end: BaseException | None, error: str
+) -> None:
     shop.end = end
     async with TimeMachine(shop.app) as machine:
         await shop.refund.schedule(Order(42), key="42", delay="0s", deadline="1h")
+        if end is None:
+            await machine.pass_unattended("2h")
         await machine.advance("0s")
     [(payload, state, why)] = shop.told
     assert (payload, state) == (Order(42), "dead")
     assert why.startswith(error)
-
-
-async def test_a_death_before_any_handler_saw_it(shop: Shop) -> None:
-    """Past its deadline nothing is delivered, and still the hook is told in the type that it was declared with."""
-    async with TimeMachine(shop.app) as machine:
-        await shop.refund.schedule(Order(42), key="42", delay="0s", deadline="1h")
-        await machine.pass_unattended("2h")
-        await machine.advance("0s")
-    [(payload, state, why)] = shop.told
-    assert (payload, state) == (Order(42), "dead")
-    assert why.startswith("deadline: not after")
 
 
 async def test_a_payload_that_nobody_could_read_is_told_as_it_is(shop: Shop) -> None:
@@ -268,9 +263,10 @@ async def test_a_payload_that_nobody_could_read_is_told_as_it_is(shop: Shop) -> 
 async def test_a_hook_that_fails_stops_nobody(
     shop: Shop, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
-    @shop.app.on_dead("order.refund")
     def second(task: Task[Order]) -> None:
         raise error
+
+    assert shop.app.on_dead("order.refund")(second) is second
 
     @shop.app.on_dead("order.refund")
     def third(task: Task[Order]) -> None:
@@ -282,12 +278,6 @@ async def test_a_hook_that_fails_stops_nobody(
         await machine.advance("0s")
     assert [state for _, state, _ in shop.told] == ["dead", "third"]
     assert "on_dead hook for order.refund/42 failed" in caplog.text
-
-
-async def test_the_hook_itself_is_given_back_as_it_is(shop: Shop) -> None:
-    def hook(task: Task[Order]) -> None: ...
-
-    assert shop.app.on_dead("order.refund")(hook) is hook
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "in the middle of a handler"])

@@ -32,19 +32,14 @@ from bide.testing.virtual import VirtualLoop, run_virtual
 @virtual
 async def test_a_notification_an_alarm_and_the_cap_are_told_apart(world: World) -> None:
     app = world.app(max_sleep="5s")
-    fired: list[int] = []
-
-    @app.handler("post")
-    async def post(task: Task[Any]) -> None:
-        fired.append(world.elapsed)
-
+    post = world.noted(app, "post")
     async with app:
-        await post.schedule(None, key="known", delay="2s")
+        await post.handler.schedule(None, key="known", delay="2s")
         async with app.worker() as worker:
-            await world.until(lambda: len(fired) == 1)
+            await world.until(lambda: len(post.at) == 1)
             assert (worker.wakes.by_alarm, worker.wakes.by_notification, worker.wakes.by_cap) == (1, 0, 0)
-            await post.schedule(None, key="told", delay="3s")
-            await world.until(lambda: len(fired) == 2)
+            await post.handler.schedule(None, key="told", delay="3s")
+            await world.until(lambda: len(post.at) == 2)
             assert (worker.wakes.by_alarm, worker.wakes.by_notification, worker.wakes.by_cap) == (1, 1, 0)
             assert worker.wakes.notifications == 1
             assert worker.wakes.heard_at is not None
@@ -58,17 +53,12 @@ async def test_a_notification_an_alarm_and_the_cap_are_told_apart(world: World) 
 async def test_what_was_due_during_a_whole_sleep_was_missed(world: World) -> None:
     world.store.deaf = True
     app = world.app(max_sleep="10s")
-    fired: list[int] = []
-
-    @app.handler("post")
-    async def post(task: Task[Any]) -> None:
-        fired.append(world.elapsed)
-
+    post = world.noted(app, "post")
     async with app, app.worker() as worker:
         await world.pause(1)
-        await post.schedule(None, key="a", delay="2s")
-        await world.until(lambda: len(fired) == 1)
-        assert fired == [10_000]
+        await post.handler.schedule(None, key="a", delay="2s")
+        await world.until(lambda: len(post.at) == 1)
+        assert post.at == [10_000]
         assert worker.wakes.missed == 1
         assert worker.wakes.notifications == 0
         await world.pause(20)

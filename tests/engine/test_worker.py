@@ -21,35 +21,25 @@ from bide.stores.memory import MemoryStore
 @virtual
 async def test_each_delivery_starts_at_its_own_millisecond(world: World) -> None:
     app = world.app(max_sleep="1h")
-    fired: list[tuple[str, int]] = []
-
-    @app.handler("post")
-    async def post(task: Task[Any]) -> None:
-        fired.append((task.key, world.elapsed))
-
+    post = world.noted(app, "post")
     async with app, app.worker():
         for key, delay in (("late", "2h"), ("soon", "20ms"), ("hour", "1h"), ("now", "0s")):
-            await post.schedule(None, key=key, delay=delay)
-        await world.until(lambda: len(fired) == 4)
-    assert fired == [("now", 0), ("soon", 20), ("hour", 3_600_000), ("late", 7_200_000)]
+            await post.handler.schedule(None, key=key, delay=delay)
+        await world.until(lambda: len(post.keys) == 4)
+    assert (post.keys, post.at) == (["now", "soon", "hour", "late"], [0, 20, 3_600_000, 7_200_000])
 
 
 @virtual
 async def test_an_earlier_task_cuts_the_sleep_short(world: World) -> None:
     app = world.app()
-    fired: list[tuple[str, int]] = []
-
-    @app.handler("post")
-    async def post(task: Task[Any]) -> None:
-        fired.append((task.key, world.elapsed))
-
+    post = world.noted(app, "post")
     async with app, app.worker():
-        await post.schedule(None, key="late", delay="1h")
+        await post.handler.schedule(None, key="late", delay="1h")
         await world.pause(0.1)
-        await post.schedule(None, key="early", delay="50ms")
+        await post.handler.schedule(None, key="early", delay="50ms")
         await app.reschedule("post", "late", delay="200ms")
-        await world.until(lambda: len(fired) == 2)
-    assert fired == [("early", 150), ("late", 300)]
+        await world.until(lambda: len(post.keys) == 2)
+    assert (post.keys, post.at) == (["early", "late"], [150, 300])
 
 
 @virtual
@@ -95,20 +85,17 @@ async def test_lateness_is_from_the_planned_time_to_the_start(world: World) -> N
 @virtual
 async def test_losing_every_wake_up_costs_at_most_the_cap(world: World) -> None:
     world.store.deaf = True
-    app = world.app(max_sleep="400ms")
-    fired: list[int] = []
-
-    @app.handler("post")
-    async def post(task: Task[Any]) -> None:
-        fired.append(world.clock.now() - task.record.planned_at)
-
+    app, due = world.app(max_sleep="400ms"), list[int]()
+    post = world.noted(app, "post")
     async with app, app.worker():
         for _ in range(20):
             await world.pause(0.137)
-            await post.schedule(None, delay="0s")
-        await world.until(lambda: len(fired) == 20)
-    assert max(fired) <= 400
-    assert max(fired) > 0, "every wake-up was meant to be lost"
+            due.append(world.elapsed)
+            await post.handler.schedule(None, delay="0s")
+        await world.until(lambda: len(post.at) == 20)
+    late = [at - planned for at, planned in zip(post.at, due, strict=True)]
+    assert max(late) <= 400
+    assert max(late) > 0, "every wake-up was meant to be lost"
 
 
 @virtual
@@ -176,33 +163,11 @@ async def test_outcomes_count_alike_returned_or_raised(world: World, raised: boo
 
 
 @virtual
-async def test_what_a_dead_worker_held_comes_back_when_its_lease_ends(world: World) -> None:
-    app, fired = world.app(lease="10s"), []
-
-    @app.handler("post")
-    async def post(task: Task[Any]) -> None:
-        fired.append((world.elapsed, task.attempt, task.record.losses, task.token))
-
-    async with app:
-        await post.schedule(None, key="k", delay="0s")
-        now = world.clock.now()
-        lost = await world.memory.lease({"post": 1}, now=now, until=now + 10_000, holder="killed")
-        async with app.worker():
-            await world.until(lambda: bool(fired))
-    assert fired[0][:3] == (10_000, 2, 1)
-    assert fired[0][3] > lost.tasks[0].token
-
-
-@virtual
 async def test_losses_in_a_row_are_bounded(world: World) -> None:
-    app, ran = world.app(lease="1s"), []
-
-    @app.handler("poison", losses=3)
-    async def poison(task: Task[Any]) -> None:
-        ran.append(task.attempt)
-
+    app = world.app(lease="1s")
+    poison = world.noted(app, "poison", losses=3)
     async with app:
-        await poison.schedule(None, key="k", delay="0s")
+        await poison.handler.schedule(None, key="k", delay="0s")
         for _ in range(3):
             now = world.clock.now()
             await world.memory.lease({"poison": 1}, now=now, until=now + 1_000, holder="killed")
@@ -210,7 +175,7 @@ async def test_losses_in_a_row_are_bounded(world: World) -> None:
         async with app.worker():
             await world.pause(5)
             task = await task_of(app, "poison", "k")
-            assert (task.state, ran) == ("dead", [])
+            assert (task.state, poison.keys) == ("dead", [])
             assert "holder lost" in (task.error or "")
 
 
@@ -283,21 +248,16 @@ async def test_the_deadline_is_kept(world: World) -> None:
 
 @virtual
 async def test_a_drain_gives_back_what_no_handler_has_seen(world: World) -> None:
-    app, started = world.app(grace="5s"), []
-
-    @app.handler("slow", concurrency=3)
-    async def slow(task: Task[Any]) -> None:
-        started.append(task.key)
-        await elapse(2)
-
+    app = world.app(grace="5s")
+    slow = world.noted(app, "slow", takes=2, concurrency=3)
     async with app:
         for key in "abcde":
-            await slow.schedule(None, key=key, delay="0s")
+            await slow.handler.schedule(None, key=key, delay="0s")
         async with app.worker():
-            await world.until(lambda: len(started) == 3)
+            await world.until(lambda: len(slow.keys) == 3)
         assert world.elapsed == pytest.approx(2_000, abs=100)
         left = [task async for task in app.find(topic="slow", state="waiting")]
-        assert {task.key for task in left} == set("abcde") - set(started)
+        assert {task.key for task in left} == set("abcde") - set(slow.keys)
         assert [(task.state, task.attempt) for task in left] == [("waiting", 0), ("waiting", 0)]
 
 
@@ -375,24 +335,11 @@ async def test_a_flood_that_comes_in_several_leases_leaves_the_slots_of_others(w
 @virtual
 async def test_concurrency_is_a_bound_and_is_used(world: World) -> None:
     app = world.app()
-    running = most = done = 0
-    ended: list[int] = []
-
-    @app.handler("work", concurrency=7)
-    async def work(task: Task[Any]) -> None:
-        nonlocal running, most, done
-        running += 1
-        most = max(most, running)
-        await elapse(1)
-        running -= 1
-        done += 1
-        ended.append(world.elapsed)
-
-    async with app, app.worker():
-        await app.schedule_many([work.new(None, delay="0s") for _ in range(70)])
-        await world.until(lambda: done == 70)
-    assert most == 7
-    assert ended[-1] == 10_000
+    work = world.noted(app, "work", takes=1, concurrency=7)
+    async with app, app.worker() as worker:
+        await app.schedule_many([work.handler.new(None, delay="0s") for _ in range(70)])
+        await worker.until_empty()
+    assert work.at == [1_000 * turn for turn in range(10) for _ in range(7)]
 
 
 @virtual
