@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,6 +13,7 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 from tests.engine.conftest import World, task_of, virtual
+from tests.programs import python
 from tests.service.instance import served
 from tests.waiting import until
 
@@ -80,36 +79,20 @@ async def test_a_crowd_of_callers_costs_one_store_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "asked"),
+    ("field", "wrong"),
     [
-        ("topic", {"topic": ["t"]}),
-        ("topic", {"topic": ""}),
-        ("topic", {"topic": "a\nb"}),
-        ("topic", {"topic": "x" * 201}),
-        ("topic", {"topic": "bide:settings"}),
-        ("key", {"key": ""}),
-        ("key", {"key": "ключ" * 60}),
-        ("group", {"group": "\x00"}),
-        ("delay", {"delay": "-1s"}),
-        ("delay", {"delay": "15 fortnights"}),
-        ("delay", {"delay": 15}),
-        ("delay", {"delay": "9000000000d"}),
-        ("at", {"delay": None, "at": datetime(2030, 1, 1)}),
-        ("at", {"delay": None, "at": "2030-01-01T08:00"}),
-        ("at", {"delay": None, "at": "10000-01-01T00:00Z"}),
-        ("at, delay", {"delay": None}),
-        ("at, delay", {"at": datetime(2030, 1, 1, tzinfo=UTC)}),
-        ("on_conflict", {"on_conflict": "overwrite"}),
-        ("retry", {"retry": "sometimes"}),
-        ("deadline", {"deadline": "1m"}),
-        ("payload", {"payload": object()}),
-        ("payload", {"payload": b"x" * 262_145}),
-        ("headers", {"headers": {"a": "b\n"}}),
+        ("topic", {"topic": ["t"]}), ("topic", {"topic": "bide:settings"}), ("key", {"key": "ключ" * 60}),
+        ("group", {"group": "\x00"}), ("delay", {"delay": 15}), ("delay", {"delay": "9000000000d"}),
+        ("at", {"delay": None, "at": datetime(2030, 1, 1)}), ("at", {"delay": None, "at": "10000-01-01T00:00Z"}),
+        ("at, delay", {"delay": None}), ("at, delay", {"at": datetime(2030, 1, 1, tzinfo=UTC)}),
+        ("on_conflict", {"on_conflict": "overwrite"}), ("retry", {"retry": "sometimes"}),
+        ("deadline", {"deadline": "1m"}), ("payload", {"payload": object()}),
+        ("payload", {"payload": b"x" * 262_145}), ("headers", {"headers": {"a": "b\n"}}),
     ],
-)
-async def test_bad_input_names_the_field_and_nothing_is_done(field: str, asked: dict[str, Any]) -> None:
+)  # fmt: skip
+async def test_bad_input_names_the_field_and_nothing_is_done(field: str, wrong: dict[str, Any]) -> None:
     async with Bide("memory:") as app:
-        arguments = {"topic": "t", "payload": None, "key": "k", "delay": "1h", **asked}
+        arguments = {"topic": "t", "payload": None, "key": "k", "delay": "1h", **wrong}
         with pytest.raises(BadInput) as caught:
             await app.schedule(**arguments)
         assert caught.value.field == field
@@ -161,9 +144,6 @@ async def test_a_handler_is_declared_once_and_rightly() -> None:
         app.handler("w", timeout="0s")
     with pytest.raises(BadInput, match="topics"):
         app.worker(topics=["unknown"])
-
-
-def test_an_empty_url_is_no_default() -> None:
     with pytest.raises(BadInput, match="store URL"):
         Bide("")
 
@@ -263,15 +243,6 @@ async def test_changes_by_a_person_are_noted_by_the_verb_that_was_called_with_wh
         assert len(await app.events()) == len(events)
 
 
-async def test_tally_forecasts() -> None:
-    async with Bide("memory:") as app:
-        start = datetime.now(UTC)
-        await app.schedule_many([app.new("t", at=start + timedelta(minutes=n)) for n in range(60)])
-        tally = await app.tally([start + timedelta(minutes=n) for n in (1, 30, 60)])
-        assert {state.value: count.number for (_, state), count in tally.counts.items()} == {"waiting": 60}
-        assert [count.number for count in tally.forecast["t"]] == [29, 30]
-
-
 async def test_a_time_in_the_past_is_said_and_may_be_refused() -> None:
     async with Bide("memory:") as app:
         past = (await app.schedule("t", key="k", at="2020-01-01T00:00Z")).past
@@ -292,23 +263,17 @@ async def test_a_time_in_the_past_is_said_and_may_be_refused() -> None:
                 await refused()
 
 
-async def test_a_preset_and_a_policy_travel_with_the_task() -> None:
-    app = Bide("memory:")
-    ran: list[int] = []
-    died = asyncio.Event()
-
-    @app.on_dead("t")
-    def tell(task: Task[Any]) -> None:
-        died.set()
+async def test_a_policy_travels_with_the_task() -> None:
+    app, ran = Bide("memory:"), list[int]()
 
     @app.handler("t", retry="never")
     async def fail(task: Task[Any]) -> None:
         ran.append(task.attempt)
         raise ValueError("no")
 
-    async with app, app.worker():
+    async with app, app.worker() as worker:
         await fail.schedule(None, key="k", delay="0s", retry=Ladder("1ms", "1ms"))
-        await until(died.is_set, "its death")
+        await worker.until_empty()
     assert ran == [1, 2, 3]
 
 
@@ -393,8 +358,8 @@ def test_a_script_that_forgets_to_close_ends_quietly(tmp_path: Path) -> None:
         f"from bide import Bide\napp = Bide('sqlite:///{tmp_path}/script.db')\n"
         "print(app.sync.schedule('t', key='k', delay='1h').result)\n"
     )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (run.returncode, run.stdout, run.stderr) == (0, "created\n", "")
+    done = python("-c", script)
+    assert (done.stdout, done.stderr) == ("created\n", "")
     assert [path.name for path in tmp_path.iterdir()] == ["script.db"], "the WAL is written back"
 
 

@@ -7,8 +7,6 @@ import contextvars
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import python
 from tests.waiting import PATIENCE, forever, pause, until
 
 from bide import Bide, Fixed, Handler, LeaseLost, Result, StoreFull, SystemClock, Task
@@ -316,8 +315,7 @@ async def test_a_failed_commit_is_a_failure_like_any_other(tmp_path: Path) -> No
 
     async with TimeMachine(app, store=FullOnce(tmp_path / "shop.db")) as machine:
         await work.schedule(None, delay="0s")
-        fired = await machine.advance("10s")
-    assert [one.outcome for one in fired] == ["retry", "done"]
+        assert [one.outcome for one in await machine.advance("10s")] == ["retry", "done"]
 
 
 # --- app.using
@@ -443,9 +441,7 @@ def test_killed_at_the_worst_moment_it_loses_neither_and_doubles_neither(tmp_pat
         database.commit()
         app.sync.schedule("order.cancel", 1, key="1", delay="0s")
 
-        command = [sys.executable, "-c", MORTAL, str(path), where]
-        died = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-        assert died.returncode == -signal.SIGKILL, died.stderr
+        died = python("-c", MORTAL, path, where, code=-signal.SIGKILL)
         (times,) = database.execute("SELECT times FROM orders").fetchone()
         task, follow_up = app.sync.get("order.cancel", "1"), app.sync.get("order.close", "1")
         found = (times, task and task.state, follow_up is not None)

@@ -25,7 +25,7 @@ from bide.core.records import Record, Settlement
 from bide.core.retry import policy
 from bide.engine.delivery.lease_loop import DescriptorAlarm, LoopAlarm, Waker, new_alarm
 from bide.engine.delivery.long_poll import LongPoll
-from bide.ports import Clock, Policy
+from bide.ports import Policy
 from bide.testing.virtual import VirtualLoop, run_virtual
 
 
@@ -209,12 +209,6 @@ class Full:
 async def test_without_such_timers_the_loop_does_it(library: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: library())
     assert isinstance(new_alarm(lambda: None), LoopAlarm)
-
-
-@pytest.mark.parametrize("clock", [SystemClock(), ScaledClock(60), ScaledClock(0.5)], ids=["real", "fast", "slow"])
-def test_they_are_clocks(clock: Clock) -> None:
-    assert isinstance(clock, Clock)
-    assert isinstance(clock.now(), int)
 
 
 def test_the_machines_clock_is_rounded_down(monkeypatch: pytest.MonkeyPatch) -> None:
