@@ -214,9 +214,9 @@ def test_a_process_that_is_ended_while_it_loads_the_app_is_replaced(begin: Begin
 
 
 @pytest.mark.parametrize("to", ["the supervisor", "a unit"])
-@pytest.mark.parametrize("after", [0, 2, 6])
+@pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_signal_while_processes_are_started_reaches_all(begin: Begin, after: int, to: str) -> None:
-    process = begin("work", "shop:app", "--processes", "8")
+    process = begin("work", "shop:app", "--processes", "5")
     wait_until(lambda: len(children_of(process)) > after, f"{after + 1} processes")
     tell(process, signal.SIGTERM, to)
     assert process.wait(60) == Exit.DONE
