@@ -30,92 +30,47 @@ from bide_proofs.servers.process import free_port
 
 GUARD = Guard()
 
-BAD_URLS: dict[str, str] = {
-    "loopback": "https://127.0.0.1/",
-    "all of loopback": "https://127.255.255.254/",
-    "this host": "https://0.0.0.0/",
-    "this network": "https://0.1.2.3/",
-    "private 10": "https://10.0.0.5/",
-    "private 172": "https://172.31.255.255/",
-    "private 192": "https://192.168.0.1:8443/",
-    "link-local": "https://169.254.169.254/latest/meta-data/",
-    "carrier's NAT": "https://100.100.100.200/",
-    "benchmarking": "https://198.19.0.1/",
-    "documentation": "https://203.0.113.7/",
-    "protocols": "https://192.0.0.192/",
-    "6to4 relay": "https://192.88.99.1/",
-    "multicast": "https://224.0.0.1/",
-    "reserved": "https://240.0.0.1/",
-    "broadcast": "https://255.255.255.255/",
-    "Azure's host": "https://168.63.129.16/",
-    "three parts": "https://127.0.1/",
-    "mixed parts": "https://0x7f.1/",
-    "leading zeros": "https://127.000.000.001/",
-    "a public one as a number": "https://134744072/",
-    "no address, but a number": "https://999.1.1.1/",
-    "too large a number": "https://4294967296/",
-    "loopback in IPv6": "https://[::1]/",
-    "unspecified in IPv6": "https://[::]/",
-    "IPv4-mapped, in full": "https://[0:0:0:0:0:ffff:a9fe:a9fe]/",
-    "IPv4-mapped, public": "https://[::ffff:8.8.8.8]/",
-    "NAT64 of this network": "https://[64:ff9b:1::1]/",
-    "unique local": "https://[fd00:ec2::254]/",
-    "link-local in IPv6": "https://[fe80::1]/",
-    "link-local with its link": "https://[fe80::1%25eth0]/",
-    "site-local": "https://[fec0::1]/",
-    "multicast in IPv6": "https://[ff02::1]/",
-    "documentation in IPv6": "https://[2001:db8::1]/",
-    "newer documentation in IPv6": "https://[3fff::1]/",
-    "not yet given out": "https://[4000::1]/",
-    "localhost": "https://localhost/",
-    "localhost, shouted": "https://LOCALHOST/",
-    "localhost with a dot": "https://localhost./",
-    "below localhost": "https://a.b.localhost/",
-    "plain http": "http://hooks.example.com/",
-    "a user": "https://user@hooks.example.com/",
-    "a password": "https://user:hunter2@hooks.example.com/",
-    "a host that is a user": "https://hooks.example.com@127.0.0.1/",
-    "a backslash before it": "https://hooks.example.com\\@127.0.0.1/",
-    "a fragment": "https://hooks.example.com/#here",
-    "port 0": "https://hooks.example.com:0/",
-    "port 65536": "https://hooks.example.com:65536/",
-    "a file": "file:///etc/passwd",
-    "gopher": "gopher://127.0.0.1:6379/_FLUSHALL",
-    "ftp": "ftp://hooks.example.com/",
-    "a unix socket": "http+unix://%2Frun%2Fdocker.sock/",
-    "no scheme": "hooks.example.com/a",
-    "no host": "https:///a",
-    "a relative URL": "//hooks.example.com/a",
-    "empty": "",
-    "a space before": " https://hooks.example.com/",
-    "a line end within": "https://hooks.example.com/\r\nHost: evil",
-    "a tab in the host": "https://127\t.0.0.1/",
-    "a NUL": "https://hooks.example.com/\x00",
-    "digits in circles": "https://①②⑦.⓪.⓪.①/",
-    "digits of full width": "https://１２７.0.0.1/",
-    "dots of full width": "https://127。0。0。1/",
-    "a name not in ASCII": "https://bücher.example/",
-    "a percent in the host": "https://%31%32%37.0.0.1/",
-    "two dots": "https://localhost../",
-    "too long": "https://hooks.example.com/" + "a" * 2_048,
-}
+PASSWORD = "https://user:hunter2@hooks.example.com/"
+BAD_URLS = [
+    # addresses of this machine, and of networks that are not public
+    "https://127.0.0.1/", "https://127.255.255.254/", "https://0.0.0.0/", "https://0.1.2.3/", "https://10.0.0.5/",
+    "https://172.31.255.255/", "https://192.168.0.1:8443/", "https://169.254.169.254/latest/meta-data/",
+    "https://100.100.100.200/",  # within the network of a carrier
+    "https://198.19.0.1/", "https://203.0.113.7/", "https://192.0.0.192/",  # benchmarks, documentation, protocols
+    "https://192.88.99.1/", "https://224.0.0.1/", "https://240.0.0.1/", "https://255.255.255.255/",
+    "https://168.63.129.16/",  # the host of every machine at Azure
+    # numbers that are addresses to some
+    "https://127.0.1/", "https://0x7f.1/", "https://127.000.000.001/", "https://134744072/", "https://999.1.1.1/",
+    "https://4294967296/",
+    # the same in IPv6, and what leads to IPv4
+    "https://[::1]/", "https://[::]/", "https://[0:0:0:0:0:ffff:a9fe:a9fe]/", "https://[::ffff:8.8.8.8]/",
+    "https://[64:ff9b:1::1]/", "https://[fd00:ec2::254]/", "https://[fe80::1]/", "https://[fe80::1%25eth0]/",
+    "https://[fec0::1]/", "https://[ff02::1]/", "https://[2001:db8::1]/", "https://[3fff::1]/", "https://[4000::1]/",
+    # names of this machine
+    "https://localhost/", "https://LOCALHOST/", "https://localhost./", "https://a.b.localhost/", "https://localhost../",
+    # users, passwords, and hosts that are none
+    "https://user@hooks.example.com/", PASSWORD, "https://hooks.example.com@127.0.0.1/",
+    "https://hooks.example.com\\@127.0.0.1/", "https://hooks.example.com/#here",
+    # ports and schemes
+    "http://hooks.example.com/", "https://hooks.example.com:0/", "https://hooks.example.com:65536/",
+    "file:///etc/passwd", "gopher://127.0.0.1:6379/_FLUSHALL", "ftp://hooks.example.com/",
+    "http+unix://%2Frun%2Fdocker.sock/", "hooks.example.com/a", "https:///a", "//hooks.example.com/a", "",
+    # characters that one parser takes and another does not
+    " https://hooks.example.com/", "https://hooks.example.com/\r\nHost: evil", "https://127\t.0.0.1/",
+    "https://hooks.example.com/\x00", "https://①②⑦.⓪.⓪.①/", "https://１２７.0.0.1/", "https://127。0。0。1/",
+    "https://bücher.example/", "https://%31%32%37.0.0.1/",
+    "https://hooks.example.com/" + "a" * 2_048,
+]  # fmt: skip
 
 GOOD_URLS = (
-    "https://hooks.example.com/a/b?c=d&e=%2F",
-    "https://hooks.example.com",
-    "https://hooks.example.com?x=1@2",
-    "https://HOOKS.example.com:8443/",
-    "https://xn--bcher-kva.example/",
-    "https://8.8.8.8/",
-    "https://[2606:4700:4700::1111]/",
-    "https://[64:ff9b::8.8.8.8]/",
-    "https://3com.example/",
-    "https://0x7f.example/",
+    "https://hooks.example.com/a/b?c=d&e=%2F", "https://hooks.example.com", "https://hooks.example.com?x=1@2",
+    "https://HOOKS.example.com:8443/", "https://xn--bcher-kva.example/", "https://8.8.8.8/",
+    "https://[2606:4700:4700::1111]/", "https://[64:ff9b::8.8.8.8]/", "https://3com.example/", "https://0x7f.example/",
     "https://under_score.example/",
-)
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("url", BAD_URLS.values(), ids=BAD_URLS)
+@pytest.mark.parametrize("url", BAD_URLS)
 def test_a_url_that_must_not_be_called(url: str) -> None:
     with pytest.raises(BadInput, match=r"url: .* is not accepted; give "):
         GUARD.target(url)
@@ -133,7 +88,7 @@ def test_what_is_no_text_is_no_url() -> None:
 
 
 def test_an_error_shows_no_password_and_no_path() -> None:
-    for url in (BAD_URLS["a password"], "https://user:hunter2@10.0.0.1/", "user:hunter2@host", "http://h/hunter2"):
+    for url in (PASSWORD, "https://user:hunter2@10.0.0.1/", "user:hunter2@host", "http://h/hunter2"):
         with pytest.raises(BadInput) as caught:
             GUARD.target(url)
         assert "hunter2" not in f"{caught.value!s} {caught.value!r}"
