@@ -50,7 +50,7 @@ lint: ## check style, format and types
 	.venv/bin/mypy
 
 bench: ## measure this machine: make bench ARGS="sqlite:///bench.db --workload lateness"
-	@$(SETUP) run
+	@$(SETUP) bench
 	@.venv/bin/bide bench $(ARGS)
 
 lab: ## measure the classic strategies beside bide: make lab, or make lab ARGS="--full"

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bide.cli.bench.plan import rounded
-from bide.cli.bench.processes import BenchFault
 from bide.core.errors import BideError
+from bide_bench.plan import rounded
+from bide_bench.processes import BenchFault
 from bide_proofs.harness.command import progress, run_until_terminated
 from bide_proofs.servers.process import ServerFailed, ServerMissing
 

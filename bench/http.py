@@ -40,7 +40,7 @@ from pathlib import Path
 from bench.command import FAULTS, Found, run, show_table
 from bench.http_workloads import WORKLOADS, Plan
 
-from bide.cli.bench.plan import machine
+from bide_bench.plan import machine
 from bide_proofs.harness.command import parser_of, positive, progress, whole
 
 _PROG = "bench.http"

@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from bide.cli.bench.worker import percentile, send, words
+from bide_bench.worker import percentile, send, words
 
 PAYLOAD = 100
 """Bytes, as everywhere."""
@@ -170,11 +170,8 @@ class Poll:
 class _Connection(asyncio.Protocol):
     """One connection of HTTP/1.1: takes requests with a content-length, and reads nothing but the body."""
 
-    def __init__(self, arrivals: Arrivals, hang: float, stall: float, stall_after: int) -> None:
-        self._arrivals = arrivals
-        self._hang = hang
-        self._stall = stall
-        self._stall_after = stall_after
+    def __init__(self, to: Receive) -> None:
+        self._to = to
         self._read = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -190,12 +187,12 @@ class _Connection(asyncio.Protocol):
             size = int(head.lower().partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0] or 0)
             if len(rest) < size:
                 return
-            self._arrivals.note(rest[:size])
+            self._to.note(rest[:size])
             self._read = rest[size:]
-            if self._stall and self._arrivals.count == self._stall_after:
-                time.sleep(self._stall)  # as a pause of its garbage collector, or of its machine
-            if self._hang:
-                asyncio.get_running_loop().call_later(self._hang, self._answer)
+            if self._to.stall and self._to.count == self._to.stall_after:
+                time.sleep(self._to.stall)  # as a pause of its garbage collector, or of its machine
+            if self._to.hang:
+                asyncio.get_running_loop().call_later(self._to.hang, self._answer)
             else:
                 self._transport.write(_RECEIVED)
 
@@ -209,11 +206,11 @@ class Receive(Arrivals):
 
     def __init__(self, hang: float = 0.0, stall: float = 0.0, stall_after: int = 0) -> None:
         super().__init__()
-        self._behaves = (hang, stall, stall_after)
+        self.hang, self.stall, self.stall_after = hang, stall, stall_after
 
     async def begin(self) -> dict[str, Any]:
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self, *self._behaves), "127.0.0.1", 0, backlog=1024
+            lambda: _Connection(self), "127.0.0.1", 0, backlog=1024
         )
         return {"port": self._server.sockets[0].getsockname()[1]}
 

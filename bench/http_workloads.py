@@ -26,10 +26,10 @@ from bench.http_actors import payload_of
 from bench.service import Instance, actor, serving, wrk
 
 from bide import Bide, NewTask
-from bide.cli.bench.plan import in_batches
-from bide.cli.bench.processes import BenchFault, Child
-from bide.cli.bench.worker import paced
 from bide.core.instants import as_datetime
+from bide_bench.plan import in_batches
+from bide_bench.processes import BenchFault, Child
+from bide_bench.worker import paced
 from bide_proofs.harness.command import own_place, progress
 
 TOPICS = (

@@ -55,8 +55,8 @@ from bench.contest.stage import Run
 from bench.contest.workloads import COMPARED, WORKLOADS
 
 from bide._version import __version__
-from bide.cli.bench.plan import machine
-from bide.cli.bench.processes import BenchFault
+from bide_bench.plan import machine
+from bide_bench.processes import BenchFault
 from bide_proofs.harness.command import parser_of, progress, whole
 
 _PROG = "bench.peers"

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from bench.command import ROOT
 
-from bide.cli.bench.processes import PATIENCE, BenchFault, Child, stat
+from bide_bench.processes import PATIENCE, BenchFault, Child, stat
 from bide_proofs.servers.server import ServiceProcess
 
 _TAIL = 2_000

@@ -82,11 +82,10 @@ def test_what_is_not_installed_or_cannot_be_loaded_says_so(monkeypatch: pytest.M
         store_maker("other:x", Settings())
     said = CliRunner().invoke(main, ["broken"])
     assert (said.exit_code, said.stderr.count("\n")) == (Exit.SETUP, 1)
-    said = CliRunner().invoke(main, ["lab", "list"])
-    assert (said.exit_code, said.stderr) == (
-        Exit.SETUP,
-        "bide: bide lab is not installed: pip install ./lab (in a clone of bide)\n",
-    )
+    for name, folders in {"bench": "./bench", "lab": "./bench ./lab"}.items():
+        said = CliRunner().invoke(main, [name])
+        told = f"bide: bide {name} is not installed: pip install {folders} (in a clone of bide)\n"
+        assert (said.exit_code, said.stderr) == (Exit.SETUP, told)
     assert "cannot be loaded" in CliRunner().invoke(main, ["--help"]).stdout, "and the others are listed"
 
     both = tmp_path / "both.toml"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("src", "proofs/src", "lab/src", "bench", "examples", "scripts", "tests")
+FOLDERS = ("src", "bench", "proofs/src", "lab/src", "examples", "scripts", "tests")
 MOST = 12
 """Equal lines in a row, blank lines and imports left out."""
 

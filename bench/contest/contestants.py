@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from bide.cli.bench.processes import BenchFault
+from bide_bench.processes import BenchFault
 
 _HERE = Path(__file__).resolve().parent
 _STAMP = ".installed"

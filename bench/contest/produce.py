@@ -50,18 +50,17 @@ async def _obey(client: Client, order: dict[str, Any]) -> dict[str, Any]:
         case "pace":
             await _pace(client, order["count"], order["rate"], order["ahead"])
             return {"ended": time.time_ns()}
-        case "concurrent":
+        case "concurrent" | "bulk" as way:
             items = items_of(order["count"], order["due"], order["spread"])
             began = time.perf_counter()
-            await client.schedule_all(items)
-        case "bulk":
-            items = items_of(order["count"], order["due"], order["spread"])
-            began = time.perf_counter()
-            for first in range(0, len(items), BATCH):
-                await client.schedule_many(items[first : first + BATCH])
+            if way == "concurrent":
+                await client.schedule_all(items)
+            else:
+                for first in range(0, len(items), BATCH):
+                    await client.schedule_many(items[first : first + BATCH])
+            return {"seconds": time.perf_counter() - began, "ended": time.time_ns()}
         case unknown:
             raise ValueError(f"no such order: {unknown}")
-    return {"seconds": time.perf_counter() - began, "ended": time.time_ns()}
 
 
 async def _produce(client: Client, out: int) -> None:

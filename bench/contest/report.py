@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import click
 from bench.command import digits, show_table
 
-from bide.cli.bench import workers
-from bide.cli.bench.plan import rounded
-from bide.cli.bench.worker import Settled, Start
-from bide.cli.bench.workers import NANOSECONDS, Findings
+from bide_bench import workers
+from bide_bench.plan import rounded
+from bide_bench.worker import Settled, Start
+from bide_bench.workers import NANOSECONDS, Findings
 
 _SERVERS = {"redis": "Redis", "postgres": "PostgreSQL"}
 _TITLES = {

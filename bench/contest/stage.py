@@ -16,7 +16,7 @@ from bench.command import ROOT
 from bench.contest.contestants import Contestant, Environment, carry_out
 from bench.contest.servers import Server
 
-from bide.cli.bench.processes import PATIENCE, BenchFault, Child
+from bide_bench.processes import PATIENCE, BenchFault, Child
 
 _ORDER = 300.0
 """Seconds after which an order is given up: so every run is bounded in time."""

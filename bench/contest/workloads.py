@@ -11,9 +11,9 @@ from bench.contest.report import Figures, Seen, examine
 from bench.contest.stage import Run, stage
 from bench.contest.tasks import text
 
-from bide.cli.bench.plan import rounded
-from bide.cli.bench.processes import BenchFault
-from bide.cli.bench.worker import percentile
+from bide_bench.plan import rounded
+from bide_bench.processes import BenchFault
+from bide_bench.worker import percentile
 
 _HOUR = 3_600_000
 _AHEAD = 2_000

@@ -219,7 +219,16 @@ def test_scheduling_loads_neither_rich_nor_the_bench(line: CommandLine) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "bide.cli.schedule" in loaded
-    assert not {"rich", "bide.cli.bench", "bide.cli.tables", "bide.cli.demo", "uvloop"} & loaded
+    assert not {"rich", "bide_bench", "bide.cli.tables", "bide.cli.demo", "uvloop"} & loaded
+
+
+@pytest.mark.parametrize("words", ["show t k", "top --once", "ls", "tally", "events", "doctor"])
+def test_looking_needs_no_extra(line: CommandLine, words: str) -> None:
+    line.run("schedule", "t", "--key", "k", "--delay", "1h")
+    absent = ("uvicorn", "httptools", "jinja2", "markupsafe", "prometheus_client", "aiohttp")
+    code = f"import sys; sys.modules |= dict.fromkeys({absent}); from bide.cli import main; main({words.split()})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (Exit.DONE, "")
 
 
 def test_settings_name_the_person(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

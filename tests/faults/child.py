@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 
-from bide.cli.bench.worker import send, words
+from bide_bench.worker import send, words
 from bide_proofs.harness.processes import ready, spec_of
 
 

@@ -49,8 +49,8 @@ from bide.stores.redis import RedisStore
 from bide.stores.redis.address import address_of as redis_address
 from bide.stores.redis.layout import Layout, flags_of, record_of, seed_of
 from bide.stores.redis.wakes import Subscriber
-from bide.stores.sql.rows import STATE, values_of
-from bide.stores.sql.rows import record_of as record_of_row
+from bide.stores.sql.operations import STATE, values_of
+from bide.stores.sql.operations import record_of as record_of_row
 from bide.stores.sqlite import rows
 from bide.testing.clock import FIRST_INSTANT as NOW
 from bide.wiring import store_maker, without_secrets

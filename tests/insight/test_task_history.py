@@ -101,7 +101,7 @@ def test_changes_tell_when_it_was_first_due_and_by_whom_it_was_moved() -> None:
                  change(NOON - 40, "shift: moved", NOON + 5_000, NOON + 9_000))  # fmt: skip
     assert found.first_due == NOON
     assert found.moved == 2
-    assert [(one.verb, one.answer, one.was, one.wake_at, one.who) for one in found.changes] == [
+    assert [(*one.what.split(": "), one.was, one.wake_at, one.who) for one in found.changes] == [
         ("shift", "moved", NOON + 5_000, NOON + 9_000, "anna"),
         ("reschedule", "moved", NOON, NOON + 5_000, "anna"),
     ]
@@ -137,7 +137,7 @@ def test_earlier_lives_are_told_apart() -> None:
     )
     assert (found.attempts, found.missing, found.moved) == ([], [], 0)
     assert [(one.how, one.error) for one in found.earlier] == [(Ended.DEAD, "broken")]
-    assert [(one.verb, one.earlier) for one in found.changes] == [("redrive", False)]
+    assert [(one.what.partition(":")[0], one.id) for one in found.changes] == [("redrive", found.record.id)]
 
 
 def test_a_real_life_from_a_worker() -> None:

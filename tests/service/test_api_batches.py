@@ -18,7 +18,7 @@ from tests.service.instance import served
 from tests.waiting import not_before, until
 from yarl import URL
 
-from bide.service.audit import EventQuota
+from bide.service.authz import EventQuota
 from bide.service.serving import ServeConfig, TopicConfig
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore

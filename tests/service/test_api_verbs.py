@@ -15,6 +15,7 @@ import pytest
 from tests.service.calling import Api, Asked, Running, at, millis
 from tests.waiting import PATIENCE, not_before
 
+from bide.service import requests
 from bide.service.contract import CALLS
 from bide.service.requests import Routes
 
@@ -595,7 +596,7 @@ def test_a_body_without_length_ends_at_the_limit(plain: Api) -> None:
 
 
 def test_a_body_that_comes_too_slowly(small: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small.serving.service, "_body_patience", 0.2)
+    monkeypatch.setattr(requests, "BODY_PATIENCE", 0.2)
     head = b"PUT /v1/topics/a/tasks/b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_connection((urlsplit(small.url).hostname, urlsplit(small.url).port), PATIENCE) as slow:
         began = time.monotonic()

@@ -21,25 +21,23 @@ from bide.core.errors import StoreFull
 from bide.core.names import RESERVED_TOPICS
 from bide.engine.settings_store import SettingsStore
 from bide.service.access import (
+    COOKIE,
     FRESH,
+    LASTS,
     SOON,
     Access,
-    ForeignOrigin,
-    is_loopback_name,
-    refuse_foreign_name,
-    refuse_foreign_page,
-)
-from bide.service.authz import Unauthorized
-from bide.service.console.sessions import (
-    COOKIE,
-    LASTS,
     CsrfMismatch,
+    ForeignOrigin,
     Session,
     Sessions,
     clear_cookie,
     cookie_of,
+    is_loopback_name,
+    refuse_foreign_name,
+    refuse_foreign_page,
     set_cookie,
 )
+from bide.service.authz import Unauthorized
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualLoop
 

@@ -324,7 +324,7 @@ async def test_a_name_that_is_bound_anew_between_two_deliveries() -> None:
         async with WebhookPost(allow=[OUTSIDE], plain_http=True, resolver=names) as post:
             sink, url = post.sink(per_task=True), f"http://evil.example:{outside.port}/"
             assert await sink.deliver(task(url)) is None
-            post.session(trusted=False).connector.clear_dns_cache()  # type: ignore[union-attr]  # 10 seconds later
+            post.sessions[False].connector.clear_dns_cache()  # type: ignore[union-attr]  # 10 seconds later
             outcome = await sink.deliver(task(url))
         assert names.asked == 2
         assert "refused" in why(outcome)

@@ -20,7 +20,7 @@ from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bide.cli.bench.worker import percentile
+from bide_bench.worker import percentile
 from bide_lab.figures import SHARES, Figures
 
 _MS = 1_000_000

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from bide.cli.bench.processes import BenchFault, Child, resident_bytes
+from bide_bench.processes import BenchFault, Child, resident_bytes
 from bide_lab.journal import Journal
 from bide_lab.strategies import chosen
 from bide_lab.strategy import Item, Setting, Strategy, now

@@ -22,11 +22,11 @@ from typing import Any
 from msgspec import Struct
 
 from bide.app import Bide
-from bide.cli.bench.worker import send
 from bide.core.instants import as_datetime
 from bide.core.recurrence.rules import Every
 from bide.core.tasks import Task
 from bide.wiring import without_secrets
+from bide_bench.worker import send
 from bide_proofs.harness.command import WrongByKind, add_seed, migrated, own_place, parser_of, tried, whole
 from bide_proofs.harness.processes import READY, Child, ChildSpec, ready, spec_of, told_to_end
 

@@ -134,18 +134,15 @@ def _group(
     context: Context, group: str, topic: str | None, verb: str,
     ask: Callable[[Bide], Coroutine[Any, Any, Sequence[Answer]]],
 ) -> Exit:  # fmt: skip
-    failed: PartlyFailed | None = None
-
-    async def work(app: Bide) -> tuple[Sequence[Answer], Mapping[Topic, Pause]]:
-        nonlocal failed
+    async def work(app: Bide) -> tuple[Sequence[Answer], Mapping[Topic, Pause], PartlyFailed | None]:
+        failed = None
         try:
             answers = await ask(app)
         except PartlyFailed as error:
-            failed = error
-            answers = [answer for answer in error.answers if isinstance(answer, Answer)]
-        return answers, await pauses_about(app, answers)
+            failed, answers = error, [answer for answer in error.answers if isinstance(answer, Answer)]
+        return answers, await pauses_about(app, answers), failed
 
-    answers, paused = context.open(work)
+    answers, paused, failed = context.open(work)
     if context.json:
         for answer in answers:
             print_json(answer_shape(answer, paused=paused))
@@ -223,16 +220,21 @@ def pause(context: Context, topics: tuple[str, ...]) -> Exit:
     New tasks are accepted, and running deliveries go on. Workers, webhooks and consumers obey within two seconds. A
     pause survives every restart.
     """
-    _check_topics(topics)
+    for topic in topics:  # all of them, before any is changed
+        check_topic(topic, "TOPIC")
 
     async def work(app: Bide) -> Exit:
         changed = {topic: await app.pause(topic) for topic in topics}
         found = await app.paused()
-        if not topics:
-            _list_pauses(context, found)
         for topic in topics:
             words = "paused" if changed[topic] else "already paused"
             _print_pause(context, topic, found.get(topic), words, changed=changed[topic])
+        if topics:
+            return Exit.DONE
+        for topic, pause in found.items():
+            context.say(pause_shape(pause), f"{printable(topic)}: {paused_words(pause)}")
+        if not found and not context.json:
+            click.echo(f"no topic is paused in {context.shown_store}")
         return Exit.DONE
 
     return context.open(work, make=bool(topics))
@@ -244,7 +246,8 @@ def pause(context: Context, topics: tuple[str, ...]) -> Exit:
 @click.pass_obj
 def resume(context: Context, topics: tuple[str, ...]) -> Exit:
     """Deliver the tasks of each TOPIC again: overdue ones at once, as fast as its workers handle them."""
-    _check_topics(topics)
+    for topic in topics:
+        check_topic(topic, "TOPIC")
 
     async def work(app: Bide) -> Exit:
         for topic in topics:
@@ -253,19 +256,6 @@ def resume(context: Context, topics: tuple[str, ...]) -> Exit:
         return Exit.DONE
 
     return context.open(work)
-
-
-def _check_topics(topics: tuple[str, ...]) -> None:
-    """Check all of them before any is changed. Raises BadInput."""
-    for topic in topics:
-        check_topic(topic, "TOPIC")
-
-
-def _list_pauses(context: Context, found: Mapping[Topic, Pause]) -> None:
-    for topic, pause in found.items():
-        context.say(pause_shape(pause), f"{printable(topic)}: {paused_words(pause)}")
-    if not found and not context.json:
-        click.echo(f"no topic is paused in {context.shown_store}")
 
 
 def _print_pause(context: Context, topic: Topic, pause: Pause | None, words: str, *, changed: bool) -> None:

@@ -110,22 +110,21 @@ def _remember(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
     return value
 
 
+def _shared(*names: str, **given: Any) -> Callable[[Decorated], Decorated]:
+    return click.option(*names, callback=_remember, expose_value=False, **given)
+
+
+_DEBUG = _shared("--debug", is_flag=True, default=None, help="Show the traceback of an error.")
+_JSON = _shared("--json", is_flag=True, default=None, help="Print JSON, one object a line.")
+_STORE = _shared("--store", metavar="URL", help="The store of the tasks, such as sqlite:///bide.db.")
+
+
 def shared_options(*, store: bool = True, json: bool = True) -> Callable[[Decorated], Decorated]:
     """Add the options that all commands share. A command gets its `Context` by `click.pass_obj`."""
 
     def decorate(command: Decorated) -> Decorated:
-        kept: dict[str, Any] = {"callback": _remember, "expose_value": False}
-        command = click.option("--debug", is_flag=True, default=None, help="Show the traceback of an error.", **kept)(
-            command
-        )
-        if json:
-            command = click.option("--json", is_flag=True, default=None, help="Print JSON, one object a line.", **kept)(
-                command
-            )
-        if store:
-            command = click.option(
-                "--store", metavar="URL", help="The store of the tasks, such as sqlite:///bide.db.", **kept
-            )(command)
+        for option in (_DEBUG, *([_JSON] if json else []), *([_STORE] if store else [])):
+            command = option(command)
         return command
 
     return decorate
@@ -134,8 +133,6 @@ def shared_options(*, store: bool = True, json: bool = True) -> Callable[[Decora
 class NamedCommands(click.Group):
     """A group that answers an unknown subcommand with the nearest name and with all names."""
 
-    noun = "command"
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -143,7 +140,8 @@ class NamedCommands(click.Group):
             names = self.list_commands(ctx)
             closest = get_close_matches(args[0], names, n=1)
             meant = f"did you mean {closest[0]!r}? All are: " if closest else "one of "
-            raise click.UsageError(f"{self.noun}: {args[0]!r} is not accepted; {meant}{', '.join(names)}", ctx)
+            group = "command" if ctx.parent is None else self.name
+            raise click.UsageError(f"{group}: {args[0]!r} is not accepted; {meant}{', '.join(names)}", ctx)
         return super().resolve_command(ctx, args)
 
 

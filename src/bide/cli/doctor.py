@@ -1,4 +1,7 @@
-"""`bide doctor`: checks the environment, the store, and the workers on its due tasks."""
+"""`bide doctor` checks the environment, the store, and the workers on its due tasks; `bide migrate` its schema.
+
+`migrate` creates or upgrades the schema in a database, or says what that would take.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ from bide._version import __version__
 from bide.app import Bide
 from bide.cli.context import Context, shared_options
 from bide.cli.exits import Exit
-from bide.cli.output import count_words, length_words, paused_words, relative_words
-from bide.core.errors import BideError
+from bide.cli.output import count_words, current_millis, length_words, paused_words, relative_words
+from bide.core.errors import BadInput, BideError
 from bide.core.instants import Millis, as_datetime
 from bide.core.names import new_id
 from bide.core.records import State
 from bide.insight.overview import oldest_due
-from bide.ports import SystemClock
+from bide.ports import HasSchema
 from bide.settings import describe
-from bide.wiring import check_there
+from bide.wiring import check_there, store_maker
 
 _EARLIEST: Millis = 1_735_689_600_000  # 2025-01-01, before this was written: an earlier clock is wrong
 _SKEW = 1_000
@@ -99,7 +102,7 @@ def check_environment() -> Iterator[Note]:
 
 
 def _clock() -> Note:
-    now = time.time_ns() // 1_000_000
+    now = current_millis()
     if now < _EARLIEST:
         return Note(Level.ERROR, f"the clock says {as_datetime(now):%Y-%m-%d}", "set it: tasks depend on it")
     before, monotonic = time.time(), time.monotonic()
@@ -137,7 +140,7 @@ async def check_store(app: Bide) -> list[Note]:
 
 async def _store_clock(app: Bide) -> Note:
     """Compare this machine's clock with the store's, or, if that has none, with the newest event."""
-    now = SystemClock().now()  # the app's clock may be the store's
+    now = current_millis()  # the app's clock may be the store's
     if (clock := app.store.features.clock) is not None:
         skew = await clock.time() - now
         if abs(skew) > _SKEW:
@@ -199,3 +202,51 @@ def _log(app: Bide, newest: Millis | None, number: int) -> Note:
         return Note(Level.OK, "event log: empty")
     many = f"{number} events" if number < _SAMPLE else f"{_SAMPLE} events or more"
     return Note(Level.OK, f"event log: {many}, the newest {relative_words(newest, app.clock.now())}")
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Only say whether the schema is up to date: exit code 0 if so, else 1.")
+@click.option("--print", "as_sql", is_flag=True, help="Print the missing statements, and run none of them.")
+@shared_options()
+@click.pass_obj
+def migrate(context: Context, check: bool, as_sql: bool) -> Exit:
+    """Create or upgrade the schema in a database. Any number of processes may do so at once.
+
+    A migration is compatible with older versions, which may go on meanwhile. It needs more privileges than the rest of
+    bide: docs/sql.md lists them. A SQLite file and Redis need no migration.
+    """
+    if check and as_sql:
+        raise BadInput("--check", "together with --print", "one of the two")
+    settings = context.settings()
+    schema = store_maker(settings.store, settings)().features.schema
+    return asyncio.run(_migrate(context, schema, check=check, as_sql=as_sql))
+
+
+async def _migrate(context: Context, schema: HasSchema | None, *, check: bool, as_sql: bool) -> Exit:
+    where = context.shown_store
+    missing = None if schema is None else await schema.plan()
+    if schema is None or missing is None:
+        context.say(
+            {"store": where, "before": None, "found": None, "wanted": None, "up_to_date": True},
+            f"{where}: creates and upgrades its schema when it is opened; nothing to do",
+        )
+        return Exit.DONE
+    if as_sql:
+        script = ";\n\n".join(["BEGIN", *missing, "COMMIT"]) + ";"  # runs in one transaction, or not at all
+        context.say({"statements": missing}, script if missing else "-- up to date: nothing to run")
+        return Exit.DONE
+    before, wanted = await schema.schema_version()
+    found = before
+    if missing and not check:
+        await schema.migrate()
+        found, _ = await schema.schema_version()
+    if found < wanted:
+        there = f"its schema is version {found}" if found else "there is no schema"
+        words = f"{there}, this bide works with version {wanted}; run `bide migrate`"
+    elif found == before:
+        words = f"up to date, at version {found}"
+    else:
+        words = f"brought from version {before} to {found}" if before else f"the schema was made, at version {found}"
+    shape = {"store": where, "before": before, "found": found, "wanted": wanted, "up_to_date": found >= wanted}
+    context.say(shape, f"{where}: {words}")
+    return Exit.DONE if found >= wanted else Exit.NOT_DONE

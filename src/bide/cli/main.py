@@ -1,7 +1,7 @@
 """The command `bide`: loads the one subcommand that is named, and turns every error into one line and an exit code.
 
-Loading is lazy, so that `bide schedule` in a shell loop imports neither rich nor the benchmark. For the same reason the
-one-line help of each subcommand stands here.
+Loading is lazy, so that `bide schedule` in a shell loop imports no rich. For the same reason the one-line help of each
+subcommand stands here.
 """
 
 from __future__ import annotations
@@ -52,15 +52,14 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "serve": ("bide.cli.serve:serve", "Serve tasks over HTTP, with webhooks and a console."),
         "work": ("bide.cli.work:work", "Run the handlers of an app."),
         "token": ("bide.cli.token:token", "Make, list and revoke access tokens of the service."),
-        "migrate": ("bide.cli.migrate:migrate", "Create or upgrade the schema in a database."),
-        "bench": ("bide.cli.bench:bench", "Measure this machine."),
+        "migrate": ("bide.cli.doctor:migrate", "Create or upgrade the schema in a database."),
     },
 }
-_READ_ONLY = {"doctor", *SECTIONS["Inspect"], "bench", "lab"}
-"""Commands that change nothing: they end when the reader of their output is gone."""
 _WHERE = {name: path for section in SECTIONS.values() for name, (path, _) in section.items()}
-_OURS_ELSEWHERE = {"lab": "pip install ./lab (in a clone of bide)"}
-"""Commands in other distributions of bide's own, and how to install each."""
+_OURS_ELSEWHERE = {"bench": "./bench", "lab": "./bench ./lab"}
+"""Commands in other distributions of bide's own, and what to install for each, in a clone."""
+_READ_ONLY = {"doctor", *SECTIONS["Inspect"], *_OURS_ELSEWHERE}
+"""Commands that change nothing: they end when the reader of their output is gone."""
 
 
 def added() -> dict[str, EntryPoint]:
@@ -93,8 +92,9 @@ class Commands(NamedCommands):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] in _OURS_ELSEWHERE and args[0] not in added():
-            raise SetupError(f"bide {args[0]} is not installed: {_OURS_ELSEWHERE[args[0]]}")
+        name = args[0] if args else ""
+        if name in _OURS_ELSEWHERE and name not in added():
+            raise SetupError(f"bide {name} is not installed: pip install {_OURS_ELSEWHERE[name]} (in a clone of bide)")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -11,19 +11,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import datetime, timedelta
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any, TextIO
 
 import click
-import msgspec
 
 from bide.app import Bide
 from bide.core import names
 from bide.core.answers import Answer
 from bide.core.errors import BideError
 from bide.core.instants import Millis, as_datetime, instant_text, rough_text
-from bide.core.records import Count, Pause, Record, Result, State, Topic
+from bide.core.records import Count, Pause, Result, State, Topic
 from bide.service.schemas import one_line
 
 WORDS: dict[Result, str] = {
@@ -61,21 +60,15 @@ def relative_words(at: Millis, now: Millis) -> str:
 
 def local_words(at: Millis) -> str:
     """The local date and time, with its zone."""
-    return _local(at).strftime("%Y-%m-%d %H:%M:%S %Z")
+    moment = as_datetime(at)
+    with suppress(OverflowError, OSError, ValueError):  # year 9999 east of Greenwich
+        moment = moment.astimezone()
+    return moment.strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 def moment_words(at: Millis, now: Millis) -> str:
     """Both: "in 14m 3s (2030-01-31 08:00:00 CET)"."""
     return f"{relative_words(at, now)} ({local_words(at)})"
-
-
-def state_words(record: Record, now: Millis) -> str:
-    """The state; "due" for a waiting task that is due, "leased, lost" for an expired lease."""
-    if record.state is State.WAITING and record.wake_at <= now:
-        return "due"
-    if record.state is State.LEASED and record.wake_at <= now:
-        return "leased, lost"
-    return record.state.value
 
 
 def answer_words(answer: Answer, topic: str, key: str, *, paused: Container[Topic] = ()) -> str:
@@ -143,29 +136,12 @@ def printable(text: str) -> str:
     return "\n".join(map(names.printable, text.split("\n")))
 
 
-def _local(at: Millis) -> datetime:
-    moment = as_datetime(at)
-    try:
-        return moment.astimezone()
-    except (OverflowError, OSError, ValueError):  # year 9999 east of Greenwich
-        return moment
-
-
-def pretty_payload(payload: bytes) -> str | None:
-    """The payload as indented JSON; None when it is not JSON."""
-    try:
-        msgspec.json.decode(payload)
-        return msgspec.json.format(payload, indent=2).decode()
-    except (ValueError, RecursionError):
-        return None
-
-
-def print_json(shape: object, echo: Callable[[str], None] = click.echo) -> None:
+def print_json(shape: object) -> None:
     """Print one line of JSON; in ASCII if the stream cannot encode every character."""
     text = one_line(shape).decode()
     if not sys.stdout.encoding.lower().startswith("utf"):
         text = re.sub(r"[^\x00-\x7f]", lambda letter: json.dumps(letter[0])[1:-1], text)  # only strings contain any
-    echo(text)
+    click.echo(text)
 
 
 @contextmanager

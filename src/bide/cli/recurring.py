@@ -34,11 +34,7 @@ from bide.service.schemas import answer_shape, recurring_shape
 _SKIPS = "note: times that do not exist, since the clocks are set forward over them, do not run"
 
 
-class _RecurringCommands(NamedCommands):
-    noun = "recurring"
-
-
-@click.group(cls=_RecurringCommands, no_args_is_help=False, subcommand_metavar="ls|add|pause|... ...")
+@click.group(cls=NamedCommands, no_args_is_help=False, subcommand_metavar="ls|add|pause|... ...")
 @shared_options()
 def recurring() -> None:
     """List, add and steer recurring tasks. KEY is by default the topic's name."""

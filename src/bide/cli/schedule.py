@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -146,7 +146,7 @@ def _schedule_lines(context: Context, path: str, topic: str | None, first: int) 
         all_ok = True
         with _opened(path) as (file, size), progress_bar("scheduling", size) as progress:
             lines = ((number, line) for number, line in enumerate(file, 1) if number >= first and line.strip())
-            for page in _pages(lines):
+            while page := list(islice(lines, _PAGE)):
                 with _with_progress(page[0][0], page[-1][0], totals.total()):
                     answers = await app.schedule_many(_read(app, page, topic))
                 for answer in answers:
@@ -213,12 +213,6 @@ def _task(app: Bide, line: _Listed, topic: str | None) -> NewTask:
         name, given, key=line.key, group=line.group, delay=line.delay, at=at, on_conflict=line.on_conflict,
         retry=line.retry, deadline=line.deadline, headers=line.headers, if_token=line.if_token, zone=line.zone,
     )  # fmt: skip
-
-
-def _pages(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
-    rest = iter(lines)
-    while page := list(itertools.islice(rest, _PAGE)):
-        yield page
 
 
 @contextmanager

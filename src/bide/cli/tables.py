@@ -6,26 +6,18 @@ import sys
 from collections.abc import Sequence
 
 import click
+import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bide.cli.output import (
-    current_millis,
-    length_words,
-    local_words,
-    moment_words,
-    pretty_payload,
-    printable,
-    relative_words,
-    state_words,
-)
+from bide.cli.output import current_millis, length_words, local_words, moment_words, printable, relative_words
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.names import error_parts
 from bide.core.options import decode_options
-from bide.core.records import Record
+from bide.core.records import Record, State
 from bide.insight.task_history import Attempt
 
 STYLES = {
@@ -70,8 +62,15 @@ def print_tasks(records: Sequence[Record], widths: Sequence[int] = (), *, whole:
     return widths
 
 
+def _state_words(record: Record, now: Millis) -> str:
+    """The state; "due" for a waiting task that is due, "leased, lost" for an expired lease."""
+    if not record.state.live or record.wake_at > now:
+        return record.state.value
+    return "due" if record.state is State.WAITING else "leased, lost"
+
+
 def _cells(record: Record, now: Millis) -> list[Text]:
-    state = state_words(record, now)
+    state = _state_words(record, now)
     at = record.finished_at if record.finished_at is not None else record.wake_at
     return [
         Text(printable(record.topic)), Text(printable(record.key)), Text(printable(record.group or "")),
@@ -83,7 +82,7 @@ def _cells(record: Record, now: Millis) -> list[Text]:
 def print_task(record: Record, last: Attempt | None, why: Sequence[str]) -> None:
     """Print one task, a line per fact, with its last delivery and the reasons why it was late."""
     now = current_millis()
-    state = state_words(record, now)
+    state = _state_words(record, now)
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -128,14 +127,18 @@ def print_task(record: Record, last: Attempt | None, why: Sequence[str]) -> None
         row("options", f"damaged: {damage}", "red")
     printer = console()
     printer.print(table)
-    pretty = pretty_payload(record.payload)
-    if pretty is None:
-        shown = record.payload[:200]
-        printer.print(Text(f"payload, {len(record.payload):,} bytes that are not JSON:", "bold"))
-        printer.print(Text(f"{shown!r}{'…' if len(record.payload) > len(shown) else ''}"))
-    else:
-        printer.print(Text(f"payload, {len(record.payload):,} bytes of JSON:", "bold"))
-        printer.print(Text(printable(pretty)))
+    kind, shown = _payload(record.payload)
+    printer.print(Text(f"payload, {len(record.payload):,} bytes {kind}:", "bold"))
+    printer.print(Text(shown))
+
+
+def _payload(payload: bytes) -> tuple[str, str]:
+    """Its kind, and the payload itself: JSON indented, of anything else the first 200 bytes."""
+    try:
+        msgspec.json.decode(payload)
+        return "of JSON", printable(msgspec.json.format(payload, indent=2).decode())
+    except (ValueError, RecursionError):
+        return "that are not JSON", f"{payload[:200]!r}{'…' if len(payload) > 200 else ''}"
 
 
 def print_events(events: Sequence[Event], *, of_one: bool) -> None:

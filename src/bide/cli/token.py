@@ -16,11 +16,7 @@ from bide.engine.settings_store import SettingsStore
 from bide.service.authz import ALL_VERBS, Token, Tokens, Verb, check_id, check_pattern, verbs_of
 
 
-class _TokenCommands(NamedCommands):
-    noun = "token"
-
-
-@click.group(cls=_TokenCommands, no_args_is_help=False, subcommand_metavar="add|ls|revoke ...")
+@click.group(cls=NamedCommands, no_args_is_help=False, subcommand_metavar="add|ls|revoke ...")
 @shared_options()
 def token() -> None:
     """Make, list and revoke the access tokens of `bide serve`.

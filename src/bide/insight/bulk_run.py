@@ -316,22 +316,22 @@ class BulkRun:
 
     async def _send(self, changes: Sequence[Change]) -> Sequence[Answer | StoreError]:
         """An answer, or an error in its place, for each change."""
-        caller = current_caller()
+        caller = current_caller() if self.progress.looked >= MOST_NOTED else None
         changing = self._client.change_many(changes)
         answers: Sequence[object]
         try:
-            if caller is None or self.progress.looked < MOST_NOTED:
-                return await changing
             # beyond the recorded number, run in a context without a caller
-            answers = await self._loop.create_task(changing, context=Context())
+            answers = await (changing if caller is None else self._loop.create_task(changing, context=Context()))
         except PartlyFailed as partly:
             answers = partly.answers
         except (StoreUnavailable, OutcomeUnknown) as error:
             return [error] * len(changes)
-        if caller is not None and caller.on_change is not None and self.progress.looked >= MOST_NOTED:
-            done = [one for one in answers if isinstance(one, Answer)]
-            if done:
-                caller.on_change(verb_of(changes[0]), done, caller.who)
+        if (
+            caller is not None
+            and caller.on_change is not None
+            and (done := [one for one in answers if isinstance(one, Answer)])
+        ):
+            caller.on_change(verb_of(changes[0]), done, caller.who)
         return [one for one in answers if isinstance(one, Answer | StoreError)]
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
@@ -406,18 +406,17 @@ class BulkRunner:
         )  # fmt: skip
         run = BulkRun(BulkScope(self._client, bulk, may, now), progress, still)
         self._runs[id] = run  # set before the store call, so that a second call finds it
+        begun = False
         try:
             begun = await self._store.put_if_absent(f"{_HEAD}{id}", _encode(progress), until=now + KEPT)
         except StoreFull:  # a full store still drains, so the run goes on, known only to this instance
             begun = True
-        except BaseException:
-            del self._runs[id]
-            raise
-        if not begun:
-            del self._runs[id]
-            return False
-        self._tasks[id] = self._loop.create_task(self._carry_out(run), name=f"bide bulk {id}")
-        return True
+        finally:
+            if not begun:
+                del self._runs[id]
+        if begun:
+            self._tasks[id] = self._loop.create_task(self._carry_out(run), name=f"bide bulk {id}")
+        return begun
 
     async def get(self, id: str) -> Progress | None:
         """The progress of a run; None: never started, or no longer kept. Raises StoreError."""
@@ -516,8 +515,7 @@ class BulkRunner:
 
     async def _attend(self, run: BulkRun) -> None:
         """Repeatedly write the progress, and read any request to stop."""
-        written = 0
-        turn = 0
+        written = turn = 0
         while True:
             await asyncio.sleep(_EVERY)
             turn += 1

@@ -16,6 +16,10 @@ SHARE = 0.003
 """The share of one processor that a query may take while its answer is in constant demand."""
 
 
+def _time() -> float:
+    return asyncio.get_running_loop().time()
+
+
 class CachedQuery(Generic[T]):
     """Calls `ask` at most every `every` seconds, and at most for `share` of the time. Belongs to one event loop.
 
@@ -33,7 +37,6 @@ class CachedQuery(Generic[T]):
         self._lasting = lasting
         self._waiting = 0
         self._took = deque([0.0], maxlen=of)
-        self._loop = asyncio.get_running_loop()
         self._value: T
         self._again_at = float("-inf")
         self._asked_at = float("-inf")
@@ -42,16 +45,16 @@ class CachedQuery(Generic[T]):
     @property
     def age(self) -> float:
         """Seconds since the last answered query began; infinite before the first."""
-        return self._loop.time() - self._asked_at
+        return _time() - self._asked_at
 
     async def get(self) -> T:
         """A new answer, or the last one if it is too soon for another query. Raises the errors of `ask`.
 
         A caller that stops waiting does not stop the query for other waiting callers.
         """
-        if self._loop.time() >= self._again_at:
+        if _time() >= self._again_at:
             if self._running is None or self._running.done():
-                self._running = self._loop.create_task(self._refresh(), name="bide query")
+                self._running = asyncio.get_running_loop().create_task(self._refresh(), name="bide query")
                 self._running.add_done_callback(self._over)
             running = self._running
             self._waiting += 1
@@ -78,10 +81,10 @@ class CachedQuery(Generic[T]):
             await asyncio.wait([self._running])
 
     async def _refresh(self) -> None:
-        began = self._loop.time()
+        began = _time()
         self._value = await self._ask()
         self._asked_at = began
-        self._took.append(self._loop.time() - began)
+        self._took.append(_time() - began)
         self._again_at = began + max(self._every, min(self._took) / self._share)
 
     def _over(self, running: asyncio.Task[None]) -> None:

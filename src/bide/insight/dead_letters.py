@@ -55,18 +55,14 @@ def error_class(error: str | None) -> str:
     'HTTP 503 from (address) after # s'
     """
     line = _UNSHOWN.sub(" ", _first_line(error)).strip()
-    line = " ".join(_PARTS.sub(_replaced, line).split())
+    shown = _PARTS.sub(lambda part: part[0] if part["name"] else _SHOWN.get(part.lastgroup or "", "#"), line)
+    line = " ".join(shown.split())
     return line[:_LONGEST].strip() or NO_ERROR
 
 
 def _first_line(error: str | None) -> str:
     lines = error_parts(error)[0][:_READ].strip().splitlines()
     return lines[0] if lines else ""
-
-
-def _replaced(found: re.Match[str]) -> str:
-    kind = found.lastgroup or ""
-    return found[0] if kind == "name" else _SHOWN.get(kind, "#")
 
 
 class DeadGroup(NamedTuple):

@@ -60,34 +60,15 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """The planned time of the next delivery."""
 
     @property
-    def undelivered(self) -> bool:
-        """True if a worker declared the task dead on leasing it, without calling a handler."""
-        return self.how is Ended.DEAD and self.error.startswith(UNDELIVERED)
-
-    @property
     def late(self) -> Millis | None:
         """How long after its planned time it began."""
-        if self.undelivered:
+        if self.how is Ended.DEAD and self.error.startswith(UNDELIVERED):  # on leasing it: no handler was called
             return None
         return None if self.planned is None or self.began is None else max(0, self.began - self.planned)
 
     @property
     def took(self) -> Millis | None:
         return None if self.ended is None or self.began is None else max(0, self.ended - self.began)
-
-
-class Changed(Struct, frozen=True, kw_only=True):
-    """A change by a person or an API caller."""
-
-    at: Millis
-    who: str | None
-    verb: str
-    answer: str
-    was: Millis | None
-    """The wake time before and after the change; None: the task had ended."""
-    wake_at: Millis | None
-    earlier: bool
-    """True: it ended an earlier life."""
 
 
 class Cohort(Struct, frozen=True, kw_only=True):
@@ -115,8 +96,8 @@ class TaskHistory(Struct, frozen=True, kw_only=True):
     """The deliveries of this life, oldest first."""
     missing: Sequence[int]
     """The numbers of the unknown deliveries of this life."""
-    changes: Sequence[Changed]
-    """The changes of all lives in the log, newest first."""
+    changes: Sequence[Event]
+    """The changes of all lives in the log, by a person or an API caller, newest first."""
     earlier: Sequence[Attempt]
     """The failed deliveries of earlier lives."""
     cohort: Cohort | None = None
@@ -129,15 +110,17 @@ class TaskHistory(Struct, frozen=True, kw_only=True):
     @property
     def first_due(self) -> Millis:
         """The first planned time of delivery, before any move."""
-        for change in reversed(self.changes):
-            if not change.earlier and change.verb in _MOVES and change.was is not None:
-                return change.was
-        return max(self.record.due_at, self.record.created_at)
+        moved = [one.was for one in self.changes if one.id == self.record.id and _is_move(one) and one.was is not None]
+        return moved[-1] if moved else max(self.record.due_at, self.record.created_at)
 
     @property
     def moved(self) -> int:
         """The number of moves in this life that the log has."""
-        return sum(not change.earlier and change.verb in _MOVES for change in self.changes)
+        return sum(one.id == self.record.id and _is_move(one) for one in self.changes)
+
+
+def _is_move(change: Event) -> bool:
+    return change.what.partition(": ")[0] in _MOVES
 
 
 async def task_history(client: Client, topic: str, key: str) -> TaskHistory | None:
@@ -169,23 +152,14 @@ def history_of(record: Record, events: Sequence[Event]) -> TaskHistory:
         record=record,
         attempts=attempts,
         missing=[number for number in range(1, record.attempt + 1) if number not in known],
-        changes=[_change(event, record) for event in events if event.kind is EventKind.CHANGE],
+        changes=[event for event in events if event.kind is EventKind.CHANGE],
         earlier=_deliveries([event for event in reversed(events) if event.id != record.id], None),
     )
 
 
-def _change(event: Event, record: Record) -> Changed:
-    verb, _, answer = event.what.partition(": ")
-    return Changed(
-        at=event.at, who=event.who, verb=verb, answer=answer, was=event.was, wake_at=event.wake_at,
-        earlier=event.id != record.id,
-    )  # fmt: skip
-
-
 def _first_plan(record: Record, events: Sequence[Event]) -> Millis | None:
     """The planned time of the first delivery, if only moves came before it; `events` are of this life."""
-    changes = (event for event in events if event.kind is EventKind.CHANGE)
-    moves = [event for event in changes if event.what.partition(": ")[0] in _MOVES]
+    moves = [event for event in events if event.kind is EventKind.CHANGE and _is_move(event)]
     if not moves:
         return max(record.due_at, record.created_at)
     before = takewhile(lambda event: event.kind is EventKind.CHANGE, events)
@@ -222,22 +196,14 @@ def _planned(plan: Millis | None, began: Millis | None) -> Millis | None:
 
 def _last_of(record: Record, attempts: Sequence[Attempt]) -> Attempt | None:
     """The delivery that the record itself describes; None: it is not and was not leased."""
-    if record.holder is None:
+    if record.holder is None or record.state is State.WAITING:
         return None
-    how = {
-        State.LEASED: Ended.RUNNING,
-        State.DONE: Ended.DONE,
-        State.DEAD: Ended.DEAD,
-        State.CANCELLED: Ended.CANCELLED,
-    }.get(record.state)
-    if how is None:
-        return None
-    failed = how is Ended.DEAD
+    how = Ended.RUNNING if record.state is State.LEASED else Ended(record.state.value)
     logged = next((one for one in attempts if one.number == record.attempt), None)
     return Attempt(
         number=record.attempt, how=how, planned=record.planned_at or None, began=record.started_at,
         ended=record.finished_at, who=record.holder if logged is None or logged.who is None else logged.who,
-        error=error_parts(record.error)[0] if failed else "",
+        error=error_parts(record.error)[0] if how is Ended.DEAD else "",
     )  # fmt: skip
 
 

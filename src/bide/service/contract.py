@@ -7,86 +7,18 @@ from functools import cache
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from bide._version import __version__
 from bide.core.records import State
 from bide.engine.recurring import LONGEST_KEY
 from bide.service import schemas
-from bide.service.requests import CONTENT_TYPE, ProblemShape
-from bide.service.schemas import (
-    INSTANT_SCHEMA,
-    MOST_AT_ONCE,
-    NAME_PATTERN,
-    AnswerShape,
-    InstantText,
-    OnlyTrue,
-    RecurringShape,
-    TaskShape,
-    TopicShape,
-)
+from bide.service.requests import CONTENT_TYPE
+from bide.service.schemas import MOST_AT_ONCE, AnswerShape, ItemShape, ProblemShape, TaskShape
 
 TASK_PATH = "/v1/topics/{topic}/tasks/{key}"
 RECURRING_PATH = "/v1/topics/{topic}/recurring/{key}"
 PAUSE_PATH = "/v1/topics/{topic}/pause"
-
-
-class ItemShape(Struct, frozen=True, gc=False):
-    """The answer to one item of a batch; `problem` instead, if its part of the store was unavailable."""
-
-    answer: str | UnsetType = UNSET
-    task: TaskShape | UnsetType | None = UNSET
-    paused: OnlyTrue | UnsetType = UNSET
-    problem: ProblemShape | UnsetType = UNSET
-
-
-class FoundShape(Struct, frozen=True):
-    """A page of tasks; `cursor` leads to the next one."""
-
-    tasks: list[TaskShape]
-    cursor: str | None
-
-
-class RecurringFoundShape(Struct, frozen=True):
-    """The recurring tasks among one page of tasks; `cursor` leads to the next page, also if this one has none."""
-
-    recurring: list[RecurringShape]
-    cursor: str | None
-
-
-class LeasedShape(Struct, frozen=True):
-    """The leased tasks. `paused` lists the requested topics that are paused: none of their tasks are leased."""
-
-    tasks: list[TaskShape]
-    paused: list[str] | UnsetType = UNSET
-
-
-class PauseShape(Struct, frozen=True):
-    """The pause of a topic as it is now; `changed` says if this call made it so."""
-
-    topic: str
-    paused: bool
-    changed: bool
-    since: InstantText | None
-    who: str | None
-
-
-class TopicsShape(Struct, frozen=True):
-    """The topics that have tasks or are paused."""
-
-    topics: list[TopicShape]
-
-
-class SettledShape(Struct, frozen=True):
-    """One value for each outcome, in the order sent; false: the lease was no longer held, and nothing changed."""
-
-    settled: list[bool]
-
-
-class ExtendedShape(Struct, frozen=True):
-    """One value for each lease, in the order sent; false: it was no longer held."""
-
-    extended: list[bool]
 
 
 class Call(Struct, frozen=True, kw_only=True):
@@ -118,8 +50,8 @@ _NOT_NOW = ("Not done; `answer` says why", AnswerShape)
 _NOT_FOUND = ("There is no such task: it never existed, or it finished and was forgotten", AnswerShape)
 _CHANGED = {**_ANSWERED, 404: _NOT_FOUND, 409: _NOT_NOW, 412: ("`If-Match` is not its current ETag", AnswerShape)}
 _IF_MATCH = {"If-Match": "Change the task only if this is its current ETag; else answer 412"}
-_NAME = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": NAME_PATTERN}
-_INSTANT = {"type": "string", **INSTANT_SCHEMA}
+_NAME = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": schemas.NAME_PATTERN}
+_INSTANT = {"type": "string", **schemas.INSTANT_SCHEMA}
 
 _LENGTHS = {(RECURRING_PATH, "key"): {"maxLength": LONGEST_KEY}}
 _NEXT = {"n": ("How many instants; 5 by default", {"type": "integer", "minimum": 0, "maximum": 100})}
@@ -178,7 +110,7 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(
         name="find", method="GET", path="/v1/tasks", summary="List tasks, page by page",
-        answers={200: ("A page; if `cursor` is not null, more tasks follow", FoundShape)},
+        answers={200: ("A page; if `cursor` is not null, more tasks follow", schemas.FoundShape)},
         query={
             "topic": ("Only tasks of this topic", _NAME),
             "state": ("Only tasks in this state", {"type": "string", "enum": [*State]}),
@@ -198,7 +130,7 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(
         name="recurring", method="GET", path=RECURRING_PATH, summary="Get a recurring task and its next instants",
-        answers={200: ("The task with its rule", RecurringShape), 404: _NOT_FOUND}, query=_NEXT,
+        answers={200: ("The task with its rule", schemas.RecurringShape), 404: _NOT_FOUND}, query=_NEXT,
     ),
     Call(
         name="steer", method="POST", path=RECURRING_PATH, ask=schemas.Steer,
@@ -211,7 +143,7 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(
         name="find_recurring", method="GET", path="/v1/recurring", summary="List recurring tasks, page by page",
-        answers={200: ("A page; if `cursor` is not null, more tasks follow", RecurringFoundShape)},
+        answers={200: ("A page; if `cursor` is not null, more tasks follow", schemas.RecurringFoundShape)},
         query={
             "topic": ("Only tasks of this topic", _NAME), "group": ("Only tasks of this group", _NAME),
             "cursor": ("The `cursor` of the previous page", {"type": "string"}), **_NEXT,
@@ -219,31 +151,31 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(
         name="topics", method="GET", path="/v1/topics", summary="List topics with their counts and pauses",
-        answers={200: ("Every topic that has tasks or is paused and that the caller may read", TopicsShape)},
+        answers={200: ("Every topic that has tasks or is paused and that the caller may read", schemas.TopicsShape)},
         query={"topic": ("Only this topic", _NAME)},
     ),
     Call(
         name="pause", method="PUT", path=PAUSE_PATH, summary="Pause a topic: hold its tasks back, accept new ones",
-        answers={200: ("The topic is paused", PauseShape)},
+        answers={200: ("The topic is paused", schemas.PauseShape)},
     ),
     Call(
         name="resume", method="DELETE", path=PAUSE_PATH, summary="Resume a topic: let its tasks go out again",
-        answers={200: ("The topic is not paused", PauseShape)},
+        answers={200: ("The topic is not paused", schemas.PauseShape)},
     ),
     Call(
         name="lease", method="POST", path="/v1/lease", summary="Lease due tasks; with `wait`, wait until one is due",
         ask=schemas.LeaseRequest, accepted="a JSON object: topics, wait, lease_for",
-        answers={200: ("The leased tasks; there may be none", LeasedShape)},
+        answers={200: ("The leased tasks; there may be none", schemas.LeasedShape)},
     ),
     Call(
         name="settle", method="POST", path="/v1/settle", summary="Settle deliveries: report their outcomes",
         ask=_batch(schemas.Settle), accepted="a JSON array of objects: topic, key, token, outcome, at or delay, error",
-        answers={200: ("For each outcome, whether it was recorded", SettledShape)},
+        answers={200: ("For each outcome, whether it was recorded", schemas.SettledShape)},
     ),
     Call(
         name="extend", method="POST", path="/v1/extend", summary="Extend leases",
         ask=schemas.Extend, accepted="a JSON object: leases, lease_for",
-        answers={200: ("For each lease, whether it was extended", ExtendedShape)},
+        answers={200: ("For each lease, whether it was extended", schemas.ExtendedShape)},
     ),
     Call(
         name="events", method="GET", path="/v1/events", summary="Follow the event log as server-sent events",
@@ -276,16 +208,16 @@ _ONE_DUE = {
     ]
 }
 _NO = {"type": "null"}
-_AT, _DELAY = {"at": {"type": "string"}}, {"delay": {"type": ["string", "number"]}}
 _SETTLED = {
     "anyOf": [
         {"properties": {"outcome": {"enum": ["done", "retry"]}, "at": _NO}},
         {"properties": {"outcome": {"enum": ["done", "retry"]}, "delay": _NO}},
-        {"properties": {"outcome": {"const": "defer"}, "at": _NO, **_DELAY}, "required": ["delay"]},
-        {"properties": {"outcome": {"const": "defer"}, "delay": _NO, **_AT}, "required": ["at"]},
+        {"properties": {"outcome": {"const": "defer"}, "at": _NO, "delay": {"type": ["string", "number"]}},
+         "required": ["delay"]},
+        {"properties": {"outcome": {"const": "defer"}, "delay": _NO, "at": {"type": "string"}}, "required": ["at"]},
         {"properties": {"outcome": {"const": "dead"}, "at": _NO, "delay": _NO}},
     ]
-}
+}  # fmt: skip
 _STEPS = {
     "oneOf": [
         {"properties": {"do": {"enum": ["pause", "resume", "skip_next", "run_now"]}, "since": _NO, "until": _NO}},
@@ -341,10 +273,8 @@ def _refine(components: dict[str, Any]) -> None:
     components[schemas.Steer.__name__] |= _STEPS
     components[TaskShape.__name__] |= _EITHER
     components[ItemShape.__name__] |= {"oneOf": [{"required": ["answer", "task"]}, {"required": ["problem"]}]}
-    for component in components.values():
-        for name in component.get("properties", {}):
-            if name in ("payload", "payload_base64") and "required" in component:
-                component["required"] = [one for one in component["required"] if not one.startswith("payload")]
+    task = components[TaskShape.__name__]
+    task["required"] = [name for name in task["required"] if not name.startswith("payload")]
 
 
 def _operation(call: Call, by_type: dict[int, Any]) -> dict[str, Any]:

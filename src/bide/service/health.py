@@ -1,9 +1,8 @@
-"""Health and readiness of this process, and the pages about the service itself: /healthz, /readyz and /metrics.
+"""The readiness of this process.
 
 Ready means that requests may be sent here. So the checks cover the needs of requests: the store answers, its schema has
 the version that this code needs, and this machine's clock is plausible. A store with several parts is ready while one
-of them answers: callers of the other parts get an error, and refusing all callers would not help them. Any answer shows
-that the process is alive.
+of them answers: callers of the other parts get an error, and refusing all callers would not help them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from bide.core.errors import SetupError, StoreError
@@ -23,8 +21,6 @@ from bide.core.records import Ref
 from bide.engine.client import Client
 from bide.insight.cached_query import CachedQuery
 from bide.ports import Clock, HasClock, HasSchema, Store, SystemClock
-from bide.service.authz import Verb
-from bide.service.requests import Reply, Request
 
 _log = logging.getLogger("bide.health")
 _PROBE = "bide.health"
@@ -202,29 +198,3 @@ async def _compare_clocks(clock: HasClock, wall: Clock) -> Check:
         sentence = "this machine's clock is {seconds} s ahead of the store's"
     level = Level.WARNING if abs(skew) <= MOST_SKEW else Level.FAILED
     return Check("clock", level, sentence, {"seconds": f"{abs(skew):.1f}"})
-
-
-OPEN = frozenset({"/healthz", "/readyz"})
-"""Paths that need no authentication, since they reveal nothing about tasks."""
-
-_encode = msgspec.json.encode
-
-
-def pages_of(
-    health: Health, exposition: Callable[[], Awaitable[tuple[bytes, str]]]
-) -> Mapping[tuple[str, str], Callable[[Request], Awaitable[Reply]]]:
-    """The endpoints by method and path."""
-
-    async def live(request: Request) -> Reply:
-        return Reply(200, b'{"status":"ok"}')
-
-    async def ready(request: Request) -> Reply:
-        found = await health.ready()
-        return Reply(found.status, _encode(found.document()), headers={"cache-control": "no-store"})
-
-    async def measured(request: Request) -> Reply:
-        request.caller.check(Verb.METRICS, None)
-        body, content_type = await exposition()
-        return Reply(200, body, content_type)
-
-    return {("GET", "/healthz"): live, ("GET", "/readyz"): ready, ("GET", "/metrics"): measured}

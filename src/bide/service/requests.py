@@ -19,7 +19,6 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, get_args
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bide.core.answers import Answer
@@ -37,21 +36,9 @@ from bide.core.names import check_name, check_topic
 from bide.core.records import Result, Topic
 from bide.service.access import Networks, header, peer_of
 from bide.service.authz import AccessRefused, Caller
-from bide.service.schemas import AnswerShape, answer_shape
+from bide.service.schemas import AnswerShape, ProblemShape, answer_shape
 
 CONTENT_TYPE = "application/problem+json"
-
-
-class ProblemShape(Struct, frozen=True, kw_only=True):
-    """An error, as problem details."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    field: str | UnsetType = UNSET
-    value: Any = UNSET
-    accepted: str | UnsetType = UNSET
 
 
 class Problem(Exception):
@@ -264,7 +251,7 @@ class Request:
     """A request, read from ASGI. `caller` is its sender, once authenticated."""
 
     __slots__ = (
-        "_receive", "_scope", "body", "caller", "headers", "limits", "method", "path", "proxies", "raw_query",
+        "_receive", "_scope", "body", "caller", "headers", "method", "path", "proxies", "raw_query",
         "reauthorize", "segments",
     )  # fmt: skip
 
@@ -278,8 +265,6 @@ class Request:
         self._scope = scope
         self.proxies: Networks = ()
         """The proxies whose X-Forwarded-For is trusted."""
-        self.limits = (BODY_LIMIT, BODY_PATIENCE)
-        """The most bytes of its body, and most seconds for it to arrive."""
         self.body = b""
         self.caller = _NOBODY
         self.segments: tuple[str, ...] = ()
@@ -302,40 +287,33 @@ class Request:
         if len(sent) != len(self.headers) and sum(name == b"host" for name, _ in sent) > 1:
             raise Problem(400, "bad-host", "Host comes twice", "send one Host header", field="host")
 
-    async def read(self, most: int | None = None) -> None:
-        """Read the body, at most `most` bytes if that is less than the limit.
+    async def read(self, limit: int = BODY_LIMIT) -> None:
+        """Read the body, at most `limit` bytes.
 
         Raises Problem for one that is too large or comes too slowly; ClientDisconnected.
         """
-        limit, patience = self.limits
-        limit = limit if most is None else min(limit, most)
         length = self.headers.get(b"content-length")
         if length is not None and length.isdigit() and (len(length) > 19 or int(length) > limit):
             raise too_large(limit)
         try:
-            async with asyncio.timeout(patience):
-                await self._read(limit)
+            async with asyncio.timeout(BODY_PATIENCE):
+                parts: list[bytes] = []
+                size, more = 0, True
+                while more:
+                    message = await self._receive()
+                    if message["type"] != "http.request":
+                        raise ClientDisconnected
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > limit:
+                        raise too_large(limit)
+                    more = message.get("more_body", False)
+                self.body = b"".join(parts)
         except TimeoutError:
             raise Problem(
-                408, "too-slow", "The body arrived too slowly", f"the body was not complete after {patience:g} s",
+                408, "too-slow", "The body arrived too slowly", f"the body was not complete after {BODY_PATIENCE:g} s",
                 headers={"connection": "close"},
             ) from None  # fmt: skip
-
-    async def _read(self, limit: int) -> None:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                raise ClientDisconnected
-            part = message.get("body", b"")
-            size += len(part)
-            if size > limit:
-                raise too_large(limit)
-            if not message.get("more_body"):
-                self.body = part if not parts else b"".join([*parts, part])
-                return
-            parts.append(part)
 
     async def gone(self) -> None:
         """Return when the client has disconnected."""

@@ -369,6 +369,76 @@ class EventShape(Struct, frozen=True):
     wake_at: InstantText | None
 
 
+class ProblemShape(Struct, frozen=True, kw_only=True):
+    """An error, as problem details."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    field: str | UnsetType = UNSET
+    value: Any = UNSET
+    accepted: str | UnsetType = UNSET
+
+
+class ItemShape(Struct, frozen=True, gc=False):
+    """The answer to one item of a batch; `problem` instead, if its part of the store was unavailable."""
+
+    answer: str | UnsetType = UNSET
+    task: TaskShape | UnsetType | None = UNSET
+    paused: OnlyTrue | UnsetType = UNSET
+    problem: ProblemShape | UnsetType = UNSET
+
+
+class FoundShape(Struct, frozen=True):
+    """A page of tasks; `cursor` leads to the next one."""
+
+    tasks: list[TaskShape]
+    cursor: str | None
+
+
+class RecurringFoundShape(Struct, frozen=True):
+    """The recurring tasks among one page of tasks; `cursor` leads to the next page, also if this one has none."""
+
+    recurring: list[RecurringShape]
+    cursor: str | None
+
+
+class LeasedShape(Struct, frozen=True):
+    """The leased tasks. `paused` lists the requested topics that are paused: none of their tasks are leased."""
+
+    tasks: list[TaskShape]
+    paused: list[str] | UnsetType = UNSET
+
+
+class PauseShape(Struct, frozen=True):
+    """The pause of a topic as it is now; `changed` says if this call made it so."""
+
+    topic: str
+    paused: bool
+    changed: bool
+    since: InstantText | None
+    who: str | None
+
+
+class TopicsShape(Struct, frozen=True):
+    """The topics that have tasks or are paused."""
+
+    topics: list[TopicShape]
+
+
+class SettledShape(Struct, frozen=True):
+    """One value for each outcome, in the order sent; false: the lease was no longer held, and nothing changed."""
+
+    settled: list[bool]
+
+
+class ExtendedShape(Struct, frozen=True):
+    """One value for each lease, in the order sent; false: it was no longer held."""
+
+    extended: list[bool]
+
+
 def task_shape(record: Record, *, withheld: bool = False, alone: bool = False) -> TaskShape:
     """A task as JSON: without its payload if that is `withheld`, with its traceback if it is shown `alone`."""
     raw: Raw | UnsetType = UNSET
@@ -403,13 +473,13 @@ def detail_shape(record: Record) -> DetailShape:
     return msgspec.structs.replace(shape, retry=options.retry, headers=dict(options.headers))
 
 
-def recurring_shape(record: Record, now: Millis, most: int, *, withheld: bool = False) -> RecurringShape | None:
+def recurring_shape(record: Record, now: Millis, most: int) -> RecurringShape | None:
     """A recurring task as JSON, with its next instants, at most `most`; None: the task does not recur."""
     recurrence = recurrence_of(record.options)
     if recurrence is None:
         return None
     return RecurringShape(
-        task_shape(record, withheld=withheld), msgspec.to_builtins(recurrence.rule), recurrence.rule.words,
+        task_shape(record), msgspec.to_builtins(recurrence.rule), recurrence.rule.words,
         recurrence.paused, recurrence.declared, recurrence.catch_up.value, recurrence.overlap.value,
         [instant_text(one) for one in planned(record, now, most)],
     )  # fmt: skip

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from typing import NamedTuple
 
 from bide.core.errors import OutcomeUnknown, StoreError
 from bide.core.events import Event
@@ -19,16 +20,13 @@ from bide.engine.client import Client
 from bide.engine.context import acting_as
 from bide.ports.remote import STREAM_TYPE
 from bide.service.access import Access, Networks
-from bide.service.audit import TokenBucket, audit, audit_refused, audit_unknown
-from bide.service.authz import AccessRefused, Verb
-from bide.service.console.router import Router
+from bide.service.authz import AccessRefused, TokenBucket, Verb, audit, audit_refused, audit_unknown
+from bide.service.console.pages import Router
 from bide.service.contract import CALLS, document
-from bide.service.health import OPEN, Health, pages_of
+from bide.service.health import Health
 from bide.service.metrics import Metrics
 from bide.service.remote.calls import StoreCalls
 from bide.service.requests import (
-    BODY_LIMIT,
-    BODY_PATIENCE,
     CONTENT_TYPE,
     OPEN_LIMIT,
     ClientDisconnected,
@@ -39,6 +37,7 @@ from bide.service.requests import (
     Routes,
     Scope,
     Send,
+    encode,
     problem_of,
     segment,
 )
@@ -46,6 +45,8 @@ from bide.service.streaming import EventFeed
 from bide.service.verbs import ConsumerVerbs, Verbs
 
 _log = logging.getLogger("bide.service")
+_OPEN = frozenset({b"/healthz", b"/readyz", b"/openapi.json"})
+"""Paths that need no authentication, since they reveal nothing about tasks."""
 _FAREWELL = 1.0
 """The most seconds for sending the end of a stream."""
 _GONE = 499
@@ -53,12 +54,11 @@ _GONE = 499
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
-class StreamingReply:
+class StreamingReply(NamedTuple):
     """A reply whose body is a stream."""
 
-    def __init__(self, parts: AsyncGenerator[bytes, None], content_type: str) -> None:
-        self.parts = parts
-        self.content_type = content_type
+    parts: AsyncGenerator[bytes, None]
+    content_type: str
 
 
 Page = Callable[[Request], Awaitable[Reply | StreamingReply]]
@@ -77,26 +77,23 @@ class Service:
         self._store_calls = store_calls
         self._metrics = metrics
         self._console = console
-        self._body_limit, self._body_patience = BODY_LIMIT, BODY_PATIENCE
         self._proxies = proxies
         self._loop = asyncio.get_running_loop()
         verbs = Verbs(client)
-        answers: dict[str, Page] = {
-            name: getattr(consumer_verbs if name in ("lease", "settle", "extend") else verbs, name)
-            for name in (call.name for call in CALLS)
-            if name != "events"
-        }
-        answers["events"] = self._events
-        pages = pages_of(health, metrics.exposition)
+        answers: dict[str, Page] = {"events": self._events}
+        for name in {call.name for call in CALLS} - {"events"}:
+            answers[name] = getattr(consumer_verbs if name in ("lease", "settle", "extend") else verbs, name)
+        self._health = health
         self._routes: Routes[tuple[str, Page]] = Routes(
             [
                 *((call.method, call.path, (call.name, answers[call.name])) for call in CALLS),
-                *((method, path, (path, page)) for (method, path), page in pages.items()),
+                ("GET", "/healthz", ("/healthz", self._live)),
+                ("GET", "/readyz", ("/readyz", self._ready)),
+                ("GET", "/metrics", ("/metrics", self._exposition)),
                 ("GET", "/openapi.json", ("openapi", self._document)),
                 ("POST", "/v1/store/{operation}", ("store", self._store)),
             ]
         )
-        self._open = frozenset(path.encode() for path in {*OPEN, "/openapi.json"})
         self._complaints = TokenBucket(1, 1.0, self._loop.time())
         """Limits the log to one line a second, since every request fails while the store is unavailable."""
 
@@ -105,7 +102,7 @@ class Service:
             return
         started = self._loop.time()
         request = Request(scope, receive)
-        request.limits, request.proxies = (self._body_limit, self._body_patience), self._proxies
+        request.proxies = self._proxies
         name = "unknown"
         reply: Reply | StreamingReply | None
         try:
@@ -138,8 +135,9 @@ class Service:
         carrier = self._client.carrier
         if carrier is None:
             return nullcontext()
-        given = {name: request.header(name.encode()) for name in TRACE_HEADERS}
-        return carrier.received({name: value for name, value in given.items() if value is not None})
+        return carrier.received(
+            {name: value for name in TRACE_HEADERS if (value := request.header(name.encode())) is not None}
+        )
 
     def _route(self, request: Request) -> tuple[str, Page, bool]:
         """Return the name of the call, its endpoint, and True if it needs no authentication here. Raises Problem."""
@@ -162,7 +160,7 @@ class Service:
                 405, "not-allowed", "This method is not supported here", f"{method}: give {allowed}",
                 headers={"allow": allowed}, field="method", accepted=allowed,
             )  # fmt: skip
-        return *found, path in self._open
+        return *found, path in _OPEN
 
     async def _authenticate(self, request: Request) -> None:
         async def reauthorize() -> float:
@@ -235,6 +233,18 @@ class Service:
 
     async def _document(self, request: Request) -> Reply:
         return Reply(200, document())
+
+    async def _live(self, request: Request) -> Reply:
+        """Any answer shows that the process is alive."""
+        return Reply(200, b'{"status":"ok"}')
+
+    async def _ready(self, request: Request) -> Reply:
+        found = await self._health.ready()
+        return Reply(found.status, encode(found.document()), headers={"cache-control": "no-store"})
+
+    async def _exposition(self, request: Request) -> Reply:
+        request.caller.check(Verb.METRICS, None)
+        return Reply(200, *await self._metrics.exposition())
 
 
 _HEADERS = [(b"server", b"bide"), (b"x-content-type-options", b"nosniff")]

@@ -53,16 +53,20 @@ from bide.core.retry import RetryPolicy, policy
 from bide.engine.config import MOST
 from bide.engine.delivery.long_poll import LongPoll
 from bide.engine.delivery.worker import Worker
-from bide.engine.registry import RouteSettings, WakeChannel, settings_of_consumers
+from bide.engine.registry import WakeChannel, settings_of_consumers
 from bide.engine.settings_store import SettingsStore
 from bide.insight.minute_log import LastDay
 from bide.insight.overview import Overviews
 from bide.ports import Policy
 from bide.service.access import Access, check_start, is_loopback, networks_of
-from bide.service.audit import EventQuota
-from bide.service.authz import Tokens
-from bide.service.console.page_request import ConsoleContext
-from bide.service.console.router import Router
+from bide.service.authz import EventQuota, Tokens
+from bide.service.console.actions import ActionsPage
+from bide.service.console.overview import OverviewPage
+from bide.service.console.pages import ConsoleContext, Router
+from bide.service.console.recurring import RecurringPage
+from bide.service.console.tasks import DeadPage, TasksPage
+from bide.service.console.timeline import TimelinePage
+from bide.service.console.topics import TopicsPage
 from bide.service.health import Health
 from bide.service.metrics import Metrics
 from bide.service.remote.calls import StoreCalls
@@ -75,6 +79,7 @@ from bide.wiring import is_traced, sink_at, webhook_post
 
 PER_TASK = "per-task"
 MOST_CONNECTIONS = 4_096
+CONSOLE_PAGES = (OverviewPage, TimelinePage, TasksPage, RecurringPage, ActionsPage, DeadPage, TopicsPage)
 
 
 class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -175,7 +180,7 @@ class ServiceInstance:
         self._worker: Worker
         self._feed: EventFeed
         self._store_calls: StoreCalls
-        self._stack = AsyncExitStack()
+        self._stack: AsyncExitStack
         self._policies: dict[Topic, Policy] = {}
         self._default = Policy(policy(None), app.settings.losses)
         self._sinks: list[AbstractAsyncContextManager[object]] = []
@@ -214,15 +219,13 @@ class ServiceInstance:
         return self._policies.get(topic, self._default)
 
     async def __aenter__(self) -> Self:
-        try:
-            await self._open()
-        except BaseException:
-            await self._stack.aclose()
-            raise
+        async with AsyncExitStack() as stack:
+            await self._open(stack)
+            self._stack = stack.pop_all()
         return self
 
-    async def _open(self) -> None:
-        app, stack = self.app, self._stack
+    async def _open(self, stack: AsyncExitStack) -> None:
+        app = self.app
         await stack.enter_async_context(app)
         tokens = await Tokens(SettingsStore(app.store, app.clock)).all()
         anonymous = check_start(self._host, tokens=bool(tokens), insecure=self._insecure)
@@ -240,7 +243,12 @@ class ServiceInstance:
         for instrument in (self.metrics, self._channel):
             instrument.working(self._long_poll.wakes)
         self.metrics.polls = lambda: self._long_poll.waiting
-        await self._long_poll.start(self._consumer_routes())
+        routes = [  # of consumers, to be shown in consoles
+            settings_of_consumers(topic, one, app.config)
+            for topic, one in self._policies.items()
+            if topic not in app.routes
+        ]
+        await self._long_poll.start(routes)
         stack.push_async_callback(self._long_poll.close)
         self._feed = EventFeed(app)
         self.metrics.streams = lambda: self._feed.listeners
@@ -254,23 +262,14 @@ class ServiceInstance:
         overviews, day = Overviews(app), LastDay(app)
         stack.push_async_callback(overviews.close)
         stack.push_async_callback(day.close)
-        console = Router(
-            ConsoleContext(app, health, self.policy_of, self.instance, self._channel, access, overviews, day)
-        )
+        context = ConsoleContext(app, health, self.policy_of, self.instance, self._channel, access, overviews, day)
+        console = Router(context, [page(context) for page in CONSOLE_PAGES])
         stack.push_async_callback(console.close)
         consumer_verbs = ConsumerVerbs(self._long_poll, instance=self.instance, lease=app.config.lease)
         self.service = Service(
             app, access, consumer_verbs, self._feed, store_calls, health=health, metrics=self.metrics, console=console,
             proxies=self._proxies,
         )  # fmt: skip
-
-    def _consumer_routes(self) -> list[RouteSettings]:
-        """The settings of the topics for consumers, to be shown in consoles."""
-        return [
-            settings_of_consumers(topic, one, self.app.config)
-            for topic, one in self._policies.items()
-            if topic not in self.app.routes
-        ]
 
     async def drain(self) -> None:
         """Prepare to stop: start no more webhooks, give running ones the grace, and answer all waiting callers."""
@@ -330,11 +329,9 @@ async def serve(
             _log.info("bide serve: %s from %s, pid %d", where, shown_store, os.getpid())
             if serving.open_to_all:
                 _log.warning("without a token, anybody who reaches %s may do anything (bide token add)", where)
-            if companion is None:
-                await _run_server(serving, listening, stopping)
-            else:
-                async with companion.running(where):
-                    await _run_server(serving, listening, stopping)
+            if companion is not None:
+                await stack.enter_async_context(companion.running(where))
+            await _run_server(serving, listening, stopping)
     finally:
         listening.close()
     _log.info("bide serve: pid %d has stopped", os.getpid())

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
-from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from msgspec import Struct
 
 from bide.core.errors import StoreError
 from bide.core.instants import Millis, as_datetime
-from bide.core.records import State, Tally, Topic
+from bide.core.records import State, Topic
 from bide.engine.client import Client
 from bide.insight.cached_query import CachedQuery
 from bide.insight.overview import oldest_due
@@ -50,22 +50,11 @@ class StoreSampler:
 
     def __init__(self, client: Client, *, every: float, patience: float) -> None:
         self._client = client
-        self._every = every
         self._patience = patience
+        self._reaching = CachedQuery(lambda: reach(client.store, patience), every=every, share=1.0, lasting=False)
+        self._counting = CachedQuery(self._ask, every=every, share=_SHARE)
         self.latest: StoreSample | None = None
         """The last complete sample."""
-
-    @cached_property
-    def _reaching(self) -> CachedQuery[object]:
-        """The query that checks whether the store answers. Like `_counting`, it is made on first use in the caller's
-        loop."""
-        return CachedQuery(
-            lambda: reach(self._client.store, self._patience), every=self._every, share=1.0, lasting=False
-        )
-
-    @cached_property
-    def _counting(self) -> CachedQuery[StoreSample]:
-        return CachedQuery(self._ask, every=self._every, share=_SHARE)
 
     @property
     def age(self) -> float:
@@ -93,7 +82,7 @@ class StoreSampler:
         return False
 
     async def _ask(self) -> StoreSample:
-        client = self._client
+        client, clock = self._client, self._client.store.features.clock
         now = client.clock.now()
         edges = (0, max(now - _LONG, 0), now + 1)
         tally = await client.tally([as_datetime(edge) for edge in edges])
@@ -105,17 +94,8 @@ class StoreSampler:
             {of: count.number for of, count in tally.counts.items()},
             due,
             {topic: (now - since) / 1000 for topic, since in oldest.items()},
-            _at_limit(tally),
-            await self._skew(),
+            sum(not count.exact for count in chain(tally.counts.values(), *tally.forecast.values())),
+            None if clock is None else await skew_of(clock, SystemClock()),
             (await client.paused()).keys(),
         )
         return self.latest
-
-    async def _skew(self) -> float | None:
-        clock = self._client.store.features.clock
-        return None if clock is None else await skew_of(clock, SystemClock())
-
-
-def _at_limit(tally: Tally) -> int:
-    counts = [*tally.counts.values(), *(count for counts in tally.forecast.values() for count in counts)]
-    return sum(not count.exact for count in counts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from functools import partialmethod
 from typing import Any, TypeVar
 
@@ -20,37 +20,29 @@ from bide.core.errors import BadInput, PartlyFailed
 from bide.core.instants import Millis, as_datetime, duration, instant_text
 from bide.core.names import check_name, check_topic
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
-from bide.core.records import Cancel, Change, Count, Lease, NewTask, OutcomeKind, Page, Redrive, Result, State, Topic
+from bide.core.records import (
+    Cancel,
+    Change,
+    Count,
+    Lease,
+    NewTask,
+    OutcomeKind,
+    Page,
+    Record,
+    Redrive,
+    Result,
+    State,
+    Topic,
+)
 from bide.core.recurrence.rules import rule_of
 from bide.engine.client import Client
 from bide.engine.delivery.long_poll import LongPoll
 from bide.engine.verbs import conflict_of, filter_of, new_cancel, new_fire, new_move, new_redrive
 from bide.ports.remote import LONGEST_LEASE, SHORTEST_LEASE
 from bide.service import schemas
-from bide.service.audit import audit_pause
-from bide.service.authz import Caller, Verb
-from bide.service.contract import (
-    CALLS,
-    ExtendedShape,
-    FoundShape,
-    ItemShape,
-    LeasedShape,
-    PauseShape,
-    RecurringFoundShape,
-    SettledShape,
-    TopicsShape,
-)
+from bide.service.authz import Caller, Verb, audit_pause
+from bide.service.contract import CALLS
 from bide.service.requests import Reply, Request, bad_input, encode, etag, problem_of, reply, reply_to, shape_for
-from bide.service.schemas import (
-    LONGEST_WAIT,
-    AnswerShape,
-    CountShape,
-    TopicShape,
-    paused_shape,
-    recurring_shape,
-    retries,
-    task_shape,
-)
 
 Made = TypeVar("Made")
 _NONE = Count(0)
@@ -102,14 +94,14 @@ class Verbs:
         tally = await client.tally(edges, topics=None if only is None else [only])
         pauses = await client.paused()
         paused = pauses.keys() if only is None else pauses.keys() & {only}
-        found: list[TopicShape] = []
+        found: list[schemas.TopicShape] = []
         for topic in sorted({topic for topic, _ in tally.counts} | tally.forecast.keys() | paused):
             if caller.may(Verb.READ, topic):
-                counts = {state.value: CountShape(*tally.counts.get((topic, state), _NONE)) for state in State}
-                due = CountShape(*tally.forecast.get(topic, [_NONE])[0])
-                pause = paused_shape(pauses[topic]) if topic in paused else None
-                found.append(TopicShape(topic=topic, **counts, due=due, paused=pause))
-        return reply(TopicsShape(found))
+                counts = {state.value: schemas.CountShape(*tally.counts.get((topic, state), _NONE)) for state in State}
+                due = schemas.CountShape(*tally.forecast.get(topic, [_NONE])[0])
+                pause = schemas.paused_shape(pauses[topic]) if topic in paused else None
+                found.append(schemas.TopicShape(topic=topic, **counts, due=due, paused=pause))
+        return reply(schemas.TopicsShape(found))
 
     async def _set_paused(self, request: Request, *, paused: bool) -> Reply:
         """Pause or resume a topic. This affects every user of the topic, so it needs the verb `admin`."""
@@ -120,7 +112,7 @@ class Verbs:
         changed = await set_paused(self._client, topic, request.caller.name, paused=paused)
         pause = (await self._client.paused()).get(topic)
         since, who = (None, None) if pause is None else (instant_text(pause.since), pause.who)
-        return reply(PauseShape(topic, pause is not None, changed, since, who))
+        return reply(schemas.PauseShape(topic, pause is not None, changed, since, who))
 
     pause, resume = partialmethod(_set_paused, paused=True), partialmethod(_set_paused, paused=False)
 
@@ -148,11 +140,11 @@ class Verbs:
         request.caller.check(Verb.READ, topic)
         task = await self._client.get(topic, key)
         if task is None:
-            return Reply(404, encode(AnswerShape(Result.NOT_FOUND.value, None)))
+            return reply_to(Answer(Result.NOT_FOUND), request.caller)
         headers = etag(Answer(Result.KEPT, task.record))
         if _seen(request.header(b"if-none-match"), headers["etag"]):
             return Reply(304, b"", headers=headers)
-        return Reply(200, encode(task_shape(task.record, alone=True)), headers=headers)
+        return Reply(200, encode(schemas.task_shape(task.record, alone=True)), headers=headers)
 
     async def reschedule(self, request: Request) -> Reply:
         topic, key = request.ref
@@ -226,7 +218,7 @@ class Verbs:
         fields = (given.get(name) for name in ("topic", "state", "group", "wake_from", "wake_before"))
         where = filter_of(*fields, now=self._client.clock.now)
         found = await self._client.find_page(where, Page(limit=limit, cursor=given.get("cursor")))
-        return reply(FoundShape([task_shape(record) for record in request.caller.visible(found.tasks)], found.cursor))
+        return reply(schemas.FoundShape(_visible(request, found.tasks), found.cursor))
 
     # --- recurring tasks
 
@@ -239,7 +231,7 @@ class Verbs:
             except_on=ask.except_on or (), on_gap=ask.on_gap, on_repeat=ask.on_repeat,
         )  # fmt: skip
         answer = await self._client.recurring.add(
-            topic, rule, _payload(ask), key=key, group=ask.group, retry=retries(ask.retry),
+            topic, rule, _payload(ask), key=key, group=ask.group, retry=schemas.retries(ask.retry),
             catch_up=ask.catch_up, window=ask.window, most=ask.most, overlap=ask.overlap, deadline=ask.deadline,
             end_when_dead=ask.end_when_dead,
         )  # fmt: skip
@@ -250,8 +242,8 @@ class Verbs:
         request.caller.check(Verb.READ, topic)
         most = _whole(request.query(("n",)).get("n", "5"), "n", 0, 100)
         task = await self._client.get(topic, key)
-        shape = None if task is None else recurring_shape(task.record, self._client.clock.now(), most)
-        return Reply(404, encode(AnswerShape(Result.NOT_FOUND.value, None))) if shape is None else reply(shape)
+        shape = None if task is None else schemas.recurring_shape(task.record, self._client.clock.now(), most)
+        return reply_to(Answer(Result.NOT_FOUND), request.caller) if shape is None else reply(shape)
 
     async def steer(self, request: Request) -> Reply:
         """Change what a recurring task does next. What starts occurrences needs the verb `schedule`."""
@@ -284,8 +276,8 @@ class Verbs:
         found = await self._client.find_page(where, Page(limit=1_000, cursor=given.get("cursor")))
         now = self._client.clock.now()
         live = [record for record in request.caller.visible(found.tasks) if record.options and record.state.live]
-        shapes = [shape for record in live if (shape := recurring_shape(record, now, most)) is not None]
-        return reply(RecurringFoundShape(shapes, found.cursor))
+        shapes = [shape for record in live if (shape := schemas.recurring_shape(record, now, most)) is not None]
+        return reply(schemas.RecurringFoundShape(shapes, found.cursor))
 
     # --- helpers
 
@@ -293,7 +285,7 @@ class Verbs:
         """The task that a request describes. Raises BadInput."""
         return self._client.new(
             topic, _payload(ask), key=key, group=ask.group, delay=ask.delay, at=ask.at,
-            on_conflict=ask.on_conflict, retry=retries(ask.retry), deadline=ask.deadline,
+            on_conflict=ask.on_conflict, retry=schemas.retries(ask.retry), deadline=ask.deadline,
             headers=ask.headers, if_token=ask.if_token, zone=ask.zone,
         )  # fmt: skip
 
@@ -332,6 +324,10 @@ class Verbs:
         return reply([_item(request.caller, answer, paused) for answer in answers])
 
 
+def _visible(request: Request, records: Iterable[Record], verb: Verb = Verb.READ) -> list[schemas.TaskShape]:
+    return [schemas.task_shape(record) for record in request.caller.visible(records, verb)]
+
+
 def _whole(text: str, field: str, least: int, most: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and least <= int(text) <= most):
         raise BadInput(field, text, f"a whole number from {least} to {most}")
@@ -362,11 +358,11 @@ def _seen(given: str | None, tag: str) -> bool:
     return given.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in given.split(",")]
 
 
-def _item(caller: Caller, answer: object, paused: Container[Topic]) -> AnswerShape | ItemShape:
+def _item(caller: Caller, answer: object, paused: Container[Topic]) -> schemas.AnswerShape | schemas.ItemShape:
     if type(answer) is Answer:
         return shape_for(caller, answer, paused)
     assert isinstance(answer, Exception)
-    return ItemShape(problem=problem_of(answer).shape)
+    return schemas.ItemShape(problem=problem_of(answer).shape)
 
 
 def _each(request: Request, batch: Sequence[Any], verb: Verb, make: Callable[[Any], Made]) -> list[Made]:
@@ -396,25 +392,23 @@ class ConsumerVerbs:
         ask: schemas.LeaseRequest = asked(request, "lease")
         room = {check_topic(topic, "topics"): count for topic, count in ask.topics.items()}
         request.caller.check_all(Verb.WORK, room)
-        wait = _bounded(ask.wait, "wait", 0, 1_000 * LONGEST_WAIT) / 1_000
+        wait = _bounded(ask.wait, "wait", 0, 1_000 * schemas.LONGEST_WAIT) / 1_000
         lease_for = self._length(ask.lease_for)
         holder = f"{request.caller.name}@{self._instance}"
         leasing = self._long_poll.lease(room, holder=holder, lease_for=lease_for, wait=wait)
         tasks = await request.while_connected(leasing, undo=self._long_poll.release)
         paused = [topic for topic in room if topic in self._long_poll.pause_gate.topics]
-        return reply(
-            LeasedShape([task_shape(record) for record in request.caller.visible(tasks, Verb.WORK)], paused or UNSET)
-        )
+        return reply(schemas.LeasedShape(_visible(request, tasks, Verb.WORK), paused or UNSET))
 
     async def settle(self, request: Request) -> Reply:
         ended = _each(request, asked(request, "settle"), Verb.WORK, lambda ask: (_lease(ask), _outcome(ask)))
-        return reply(SettledShape(await self._long_poll.settle(ended, who=request.caller.name)))
+        return reply(schemas.SettledShape(await self._long_poll.settle(ended, who=request.caller.name)))
 
     async def extend(self, request: Request) -> Reply:
         ask: schemas.Extend = asked(request, "extend")
         request.caller.check_all(Verb.WORK, [one.topic for one in ask.leases])
         leases = [_lease(one) for one in ask.leases]
-        return reply(ExtendedShape(await self._long_poll.extend(leases, self._length(ask.lease_for))))
+        return reply(schemas.ExtendedShape(await self._long_poll.extend(leases, self._length(ask.lease_for))))
 
     def _length(self, given: str | None) -> Millis:
         return self._lease if given is None else _bounded(given, "lease_for", SHORTEST_LEASE, LONGEST_LEASE)

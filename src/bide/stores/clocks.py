@@ -1,5 +1,7 @@
 """Two clocks that are not this machine's: the server's, read off its answers, and the wall clock of a time zone.
 
+A store on a server goes by the server's clock, unless its options say otherwise: see `ServerStore`.
+
 **The server's clock.** Each answer carries the server's time at some moment between sending and receiving. So it bounds
 the offset between the server's clock and this machine's monotonic clock. Intersecting the bounds of a few answers gives
 the offset to within the fastest round trip (Cristian, 1989; Marzullo, 1984). Bounds widen with time, because quartz
@@ -15,15 +17,19 @@ instant, so a bisection over the next three hours finds where it changes. Nothin
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta, tzinfo
+from typing import Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
+from bide.core.errors import BadInput, StoreUnavailable
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
-from bide.ports import Finding
+from bide.ports import Clock, Finding
 
 # --- the server's clock
 
@@ -44,13 +50,8 @@ class ServerTime:
         self._at = -1.0
         self._warned = False
 
-    @staticmethod
-    def clock() -> float:
-        """The monotonic clock by which `saw` takes its times."""
-        return time.monotonic()
-
     def saw(self, micros: int, sent: float, received: float) -> None:
-        """Note a server time of `micros`, from a call that was `sent` and answered (`received`) at these times."""
+        """Note a server time of `micros`, from a call `sent` and answered (`received`) by the monotonic clock."""
         low, high = micros / 1e6 - received, (micros + 1) / 1e6 - sent  # it was cut to whole microseconds
         if self._at >= 0:
             wider = _DRIFT * abs(received - self._at)  # answers may be noted in another order than they arrived in
@@ -66,9 +67,9 @@ class ServerTime:
         """
         left = _READINGS
         while True:
-            sent = self.clock()
+            sent = time.monotonic()
             micros = await ask()
-            received = self.clock()
+            received = time.monotonic()
             self.saw(micros, sent, received)
             left -= 1
             if received - sent < _QUICK or not left:
@@ -111,6 +112,76 @@ class StoreClock:
 
     def span(self, length: Millis) -> Millis:
         return length
+
+
+# --- a store on a server
+
+LONGEST_PATIENCE = 45.0
+"""Seconds: servers keep an answer for 600, and a resend must arrive well before that."""
+WhichClock = Literal["server", "caller"]
+"""The clock that a store goes by: the server's, or the `now` of each call."""
+
+
+class Opened(Protocol):
+    """The state of an open store."""
+
+    @property
+    def time(self) -> ServerTime: ...
+
+    async def read_clock(self) -> int:
+        """Read the server's time, in microseconds."""
+
+    async def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=Opened)
+
+
+class ServerStore(ABC, Generic[T]):
+    """The options that all servers have, and what opens and closes a store once."""
+
+    def __init__(self, shown: str, clock: WhichClock, longest: float = LONGEST_PATIENCE, **seconds: float) -> None:
+        """`shown`: the address without secrets. `seconds`: options that have to be above 0, and at most `longest`."""
+        if clock not in ("server", "caller"):
+            raise BadInput("clock", clock, '"server" or "caller"')
+        for name, value in seconds.items():
+            if not 0 < value <= longest:
+                raise BadInput(name, value, f"seconds above 0, at most {longest}")
+        self._shown = shown
+        self._clock: WhichClock = clock
+        self._by_server = clock == "server"
+        self._opened: T | None = None
+        self._changing = asyncio.Lock()
+        """Serializes `open` and `close`: after two concurrent opens, only one connection would ever be closed."""
+
+    async def open(self) -> None:
+        """Connect and check the server. Raises StoreUnavailable, StoreMismatch, SetupError."""
+        async with self._changing:
+            if self._opened is None:
+                self._opened = await self._connect()
+
+    @abstractmethod
+    async def _connect(self) -> T: ...
+
+    async def close(self) -> None:
+        async with self._changing:
+            if self._opened is not None:
+                opened, self._opened = self._opened, None
+                await opened.close()
+
+    def _open(self) -> T:
+        if self._opened is None:
+            raise StoreUnavailable(f"{self._shown}: the store is not open")
+        return self._opened
+
+    # --- features.clock
+
+    async def time(self) -> Millis:
+        """As the server says: the estimate that is kept here may go back by a part of a millisecond."""
+        return await self._open().read_clock() // 1000
+
+    def clock(self) -> Clock | None:
+        return StoreClock(self._open().time) if self._by_server else None
 
 
 # --- times without a zone

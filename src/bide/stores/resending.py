@@ -18,6 +18,14 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 E = TypeVar("E", bound=Exception)
 
 
+class NotSent(Exception):
+    """There is no connection to a server that accepts the call: nothing was done, and it is safe to send again."""
+
+
+class Lost(Exception):
+    """The call was sent and no readable answer came: only a resend with its number shows whether it was done."""
+
+
 class Resending:
     """The resends of one call."""
 

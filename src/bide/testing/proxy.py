@@ -125,13 +125,6 @@ class FaultProxy:
     ) -> None:
         await self.close()
 
-    def _count(self, to_server: bool, size: int) -> None:
-        """Count bytes that were passed on."""
-        if to_server:
-            self.bytes_to_server += size
-        else:
-            self.bytes_to_client += size
-
     @property
     def open_connections(self) -> int:
         return len(self._links)
@@ -184,9 +177,7 @@ class FaultProxy:
         if self._server is not None:
             self._server.close()
             self._server = None
-            self._reserved = await _bound(
-                self.port
-            )  # no other program gets the port, and a bound socket that does not listen refuses connections
+            self._reserved = await _bound(self.port)  # so that no other program gets the port
 
     async def accept(self) -> None:
         """Accept new connections, at the same port as before."""
@@ -353,7 +344,10 @@ class _Link:
                 if parcel.loses_reply and not ahead:
                     self._loses_reply = True
                 writer.write(piece)
-                self._proxy._count(to_server, len(piece))
+                if to_server:
+                    self._proxy.bytes_to_server += len(piece)
+                else:
+                    self._proxy.bytes_to_client += len(piece)
                 await writer.drain()
             if not parcel.data and not self.held:
                 if not writer.is_closing():

@@ -51,12 +51,6 @@ class TimerSuite(ABC):
         assert timer.advance(LAST_INSTANT) == []
         assert timer.next_deadline() is None
 
-    def test_fires_at_its_time_and_not_a_millisecond_before(self, timer: Timer[Any]) -> None:
-        timer.add("a", NOW + 1000)
-        assert timer.advance(NOW + 999) == []
-        assert "a" in timer
-        assert timer.advance(NOW + 1000) == ["a"]
-
     def test_what_has_fired_is_gone(self, timer: Timer[Any]) -> None:
         timer.add("a", NOW + 5)
         assert timer.advance(NOW + 5) == ["a"]
@@ -65,11 +59,6 @@ class TimerSuite(ABC):
         assert timer.next_deadline() is None
         assert not timer.cancel("a")
         assert timer.advance(NOW + 10_000) == []
-
-    def test_what_has_fired_can_be_added_again(self, timer: Timer[Any]) -> None:
-        for lap in range(1, 5):
-            timer.add("a", NOW + 7 * lap)
-            assert timer.advance(NOW + 7 * lap) == ["a"]
 
     @pytest.mark.parametrize("item", [0, "", None, (1, "a"), frozenset({1}), b"\0", -1])
     def test_any_hashable_is_an_item(self, timer: Timer[Any], item: Any) -> None:
@@ -132,12 +121,6 @@ class TimerSuite(ABC):
         assert timer.advance(LAST_INSTANT - 1) == []
         assert timer.advance(LAST_INSTANT) == ["far"]
 
-    def test_a_short_delay_after_a_long_one_is_on_time(self, timer: Timer[Any]) -> None:
-        timer.add("year", NOW + 365 * 86_400_000)
-        timer.add("soon", NOW + 20)
-        assert deadline_of(timer) <= NOW + 20
-        assert timer.advance(NOW + 20) == ["soon"]
-
     def test_without_a_start_the_first_advance_does_not_count_ticks(self) -> None:
         timer = self.make_timer()
         timer.add("a", NOW + 3)
@@ -192,15 +175,6 @@ class TimerSuite(ABC):
         assert timer.next_deadline() is None
         assert timer.advance(NOW + 10) == []
 
-    def test_cancelled_and_added_again_fires_once(self, timer: Timer[Any]) -> None:
-        timer.add("other", NOW + 10**6)
-        for _ in range(3):
-            timer.add("a", NOW + 5)
-            timer.cancel("a")
-        timer.add("a", NOW + 5)
-        assert timer.advance(NOW + 5) == ["a"]
-        assert timer.advance(NOW + 6) == []
-
     @pytest.mark.parametrize("verb", ["add", "move"])
     @pytest.mark.parametrize(
         ("old", "new"), [(10, 20), (20, 10), (10, 10), (5, 10**6), (10**6, 5), (4100, 4), (4, 4100)]
@@ -212,14 +186,6 @@ class TimerSuite(ABC):
         assert timer.advance(NOW + new - 1) == []
         assert timer.advance(NOW + new) == ["a"]
         assert timer.advance(NOW + old + new) == []
-
-    def test_moved_away_and_back(self, timer: Timer[Any]) -> None:
-        timer.add("a", NOW + 10)
-        for delay in (5000, 10, 70_000, 300, 10):
-            assert timer.move("a", NOW + delay)
-        assert timer.advance(NOW + 9) == []
-        assert timer.advance(NOW + 10) == ["a"]
-        assert timer.advance(NOW + 10**6) == []
 
     def test_moved_between_items_keeps_the_order(self, timer: Timer[Any]) -> None:
         for delay in (10, 20, 30, 40):
@@ -273,6 +239,7 @@ class TimerSuite(ABC):
         for delay in (10**7, 10**5, 5000, 300, 3):
             timer.add(delay, NOW + delay)
             assert deadline_of(timer) <= NOW + delay
+        assert timer.advance(NOW + 3) == [3]
 
     def test_next_deadline_forgets_what_was_cancelled(self, timer: Timer[Any]) -> None:
         timer.add("a", NOW + 5)

@@ -15,7 +15,7 @@ from tests.waiting import PATIENCE, wait_until
 
 from bide.insight import bulk, dead_letters
 from bide.insight.cached_query import CachedQuery
-from bide.service.console import router, timeline
+from bide.service.console import pages, timeline
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'\u202e{{1234567*7654321}}</script>"
 _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
@@ -23,7 +23,7 @@ _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 
 def be_patient(patch: pytest.MonkeyPatch) -> None:
     """Pages wait for their store until it is a hang, and look at it anew each time, also on a machine that is slow."""
-    patch.setattr(router, "PATIENCE", PATIENCE)
+    patch.setattr(pages, "PATIENCE", PATIENCE)
     for module in (bulk, dead_letters, timeline):
         patch.setattr(module, "_PATIENCE", PATIENCE)
     refresh = CachedQuery._refresh

@@ -26,7 +26,7 @@ from bide.insight.bulk_run import KEPT, LOST_AFTER, BulkState, Progress
 from bide.service.authz import Verb
 from bide.service.console.actions import ACTIONS, REASONS
 from bide.service.console.i18n import translations
-from bide.service.console.page_request import local_path
+from bide.service.console.pages import local_path
 from bide.service.console.rendering import ref_field
 
 HOUR = 3_600_000

@@ -12,9 +12,8 @@ from tests.service.test_access import make
 
 from bide.core.instants import Millis
 from bide.engine.settings_store import SettingsStore
-from bide.service.access import FRESH
+from bide.service.access import COOKIE, FRESH
 from bide.service.authz import Tokens, Verb
-from bide.service.console.sessions import COOKIE
 from bide.testing import ManualClock
 
 START: Millis = 1_900_000_020_000

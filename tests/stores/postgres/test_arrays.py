@@ -14,7 +14,7 @@ from bide.core.instants import At, Due, In
 from bide.core.records import Move, NewTask, Record, Ref, Result
 from bide.ports import Verbs
 from bide.stores.postgres.connection import address_of
-from bide.stores.postgres.queries import nested, packed
+from bide.stores.postgres.operations import nested, packed
 from bide.testing.store_suite.base import HOUR, NOW, add_all, change_all, new
 
 Makes = Callable[[int], list[NewTask]]

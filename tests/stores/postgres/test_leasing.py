@@ -23,7 +23,7 @@ from bide.stores.postgres.connection import address_of
 from bide.stores.postgres.queries import Names
 from bide.stores.postgres.wakes import WakeMessages
 from bide.stores.sql.leasing import POLL
-from bide.stores.sql.rows import WIDTH, record_of
+from bide.stores.sql.operations import WIDTH, record_of
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.base import DAY, HOUR, NOW, add_all, bring, change_all, lease, new, put, put_one, see
 

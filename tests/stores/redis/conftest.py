@@ -20,8 +20,8 @@ from tests.stores.redis.deployments import DEPLOYMENTS, Servers
 from tests.stores.redis.proxies import Proxies
 from tests.waiting import wait_until
 
+from bide.stores.clocks import LONGEST_PATIENCE
 from bide.stores.redis import RedisStore, topology
-from bide.stores.redis.store import LONGEST_PATIENCE
 from bide_proofs.servers.process import ServerMissing
 from bide_proofs.servers.redis_replicas import RedisCluster
 

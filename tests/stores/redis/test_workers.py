@@ -25,7 +25,8 @@ from bide.core.instants import In
 from bide.core.records import OutcomeKind, Record, Settlement
 from bide.engine.delivery.worker import Worker
 from bide.stores.redis import RedisStore
-from bide.stores.redis.topology import NotSent, SharedConnection
+from bide.stores.redis.topology import SharedConnection
+from bide.stores.resending import NotSent
 from bide.testing.store_suite.base import keys, lease, new
 from bide_proofs.servers.redis_replicas import RedisCluster
 

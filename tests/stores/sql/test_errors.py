@@ -36,6 +36,7 @@ from bide.core.records import Cancel, Filter, Leased, Move, Ref, Result
 from bide.stores.driver_adapters import driver_of
 from bide.stores.mysql import connection as mysql
 from bide.stores.postgres import connection as postgres
+from bide.stores.resending import Lost, NotSent
 from bide.stores.sql import dialect as kinds
 from bide.stores.sql.transactions import MOST
 from bide.testing.store_suite.base import (
@@ -77,9 +78,9 @@ def meaning(error: Exception, *, adding: bool = False) -> Exception:
     [
         (reported("40001"), kinds.TransactionConflict, ""),
         (reported("40P01"), kinds.TransactionConflict, ""),
-        (reported("25006"), kinds.NotSent, ""),
-        (reported("57P03"), kinds.NotSent, ""),
-        (reported("57P01"), kinds.Lost, ""),
+        (reported("25006"), NotSent, ""),
+        (reported("57P03"), NotSent, ""),
+        (reported("57P01"), Lost, ""),
         (reported("53100"), StoreUnavailable, "free some of its disk"),
         (reported("XX001"), StoreCorrupt, "restore a backup"),
         (reported("42P01"), StoreMismatch, "bide migrate"),
@@ -91,12 +92,12 @@ def meaning(error: Exception, *, adding: bool = False) -> Exception:
         (reported("XX000"), StoreUnavailable, "it says"),
         (OperationalError(1213, "it says"), kinds.TransactionConflict, ""),
         (OperationalError(1205, "it says"), kinds.LockTimeout, ""),
-        (OperationalError(1290, "it says"), kinds.NotSent, ""),
-        (OperationalError(1792, "it says"), kinds.NotSent, ""),
-        (OperationalError(1040, "it says"), kinds.NotSent, ""),
-        (OperationalError(2003, "it says"), kinds.NotSent, ""),
-        (OperationalError(2006, "it says"), kinds.Lost, ""),
-        (OperationalError(2013, "it says"), kinds.Lost, ""),
+        (OperationalError(1290, "it says"), NotSent, ""),
+        (OperationalError(1792, "it says"), NotSent, ""),
+        (OperationalError(1040, "it says"), NotSent, ""),
+        (OperationalError(2003, "it says"), NotSent, ""),
+        (OperationalError(2006, "it says"), Lost, ""),
+        (OperationalError(2013, "it says"), Lost, ""),
         (OperationalError(1242, "it says"), kinds.AlreadyApplied, ""),
         (OperationalError(1062, "it says"), kinds.KeyTaken, ""),
         (OperationalError(1690, "it says"), kinds.RowsMissing, ""),
@@ -125,11 +126,11 @@ def test_only_new_work_meets_a_full_store(error: Exception) -> None:
 
 @pytest.mark.parametrize("errors", [postgres, mysql])
 def test_what_is_ours_comes_back_as_it_is(errors: ModuleType) -> None:
-    for error in (KeyError("a defect"), BadInput("a", 1, "b"), kinds.Lost("x")):
+    for error in (KeyError("a defect"), BadInput("a", 1, "b"), Lost("x")):
         assert errors.meaning(error, "db") is error
     for cut in (ConnectionResetError(), TimeoutError()):
-        assert type(errors.meaning(cut, "db")) is kinds.Lost
-    assert type(mysql.meaning(mysql.ProtocolError("cut in the middle"), "db")) is kinds.Lost
+        assert type(errors.meaning(cut, "db")) is Lost
+    assert type(mysql.meaning(mysql.ProtocolError("cut in the middle"), "db")) is Lost
 
 
 KEPT = (("a\0b", "a\\x00b"), ("\ud800", "\\ud800"), ("日本 'it\\'s'", "日本 'it\\'s'"))

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from bide.cli.bench.plan import rounded, uncollected
-from bide.cli.bench.timers import OPERATIONS, BideTimer, Contestant, timed_round
+from bide_bench.plan import rounded, uncollected
+from bide_bench.timers import OPERATIONS, BideTimer, Contestant, timed_round
 from bide_lab.figures import Figures
 from bide_lab.journal import curve
 from bide_lab.processes import Step, resident

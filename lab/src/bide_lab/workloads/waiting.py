@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
 
-from bide.cli.bench.processes import resident_bytes, spent_by_family
+from bide_bench.processes import resident_bytes, spent_by_family
 from bide_lab.figures import Figures
 from bide_lab.processes import Step
 from bide_lab.strategy import VERBS, Strategy, now

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from bide.app import Bide
-from bide.cli.bench.plan import open_target
-from bide.cli.bench.target import Target
-from bide.cli.bench.worker import percentile
 from bide.core.errors import BadInput, BideError, StoreError, StoreMismatch
 from bide.core.records import State
 from bide.settings import Settings
 from bide.wiring import store_maker, without_secrets
+from bide_bench.plan import open_target
+from bide_bench.target import Target
+from bide_bench.worker import percentile
 from bide_proofs.servers.process import ServerFailed, ServerMissing
 
 POLL_EVERY = 0.25

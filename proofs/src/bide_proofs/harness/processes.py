@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bide.cli.bench.processes import BenchFault, environment
-from bide.cli.bench.processes import Child as Process
-from bide.cli.bench.worker import send, words
 from bide.testing.history.events import Died
 from bide.testing.history.recording import Journal
+from bide_bench.processes import BenchFault, environment
+from bide_bench.processes import Child as Process
+from bide_bench.worker import send, words
 from bide_proofs.harness.command import PATIENCE, ChildFailed
 from bide_proofs.servers.process import Guard
 

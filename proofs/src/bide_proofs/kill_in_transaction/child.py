@@ -19,12 +19,12 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from bide.app import Bide
-from bide.cli.bench.sql_server import POSTGRES, SCHEMES, MysqlServer, PostgresServer, SqlServer
-from bide.cli.bench.worker import send
 from bide.core.errors import BadInput, StoreError
 from bide.core.tasks import Task
 from bide.settings import Settings
 from bide.wiring import address_of
+from bide_bench.sql_server import POSTGRES, SCHEMES, MysqlServer, PostgresServer, SqlServer
+from bide_bench.worker import send
 from bide_proofs.harness.processes import ready, spec_of, told_to_end
 
 TOPIC = "orders.close"

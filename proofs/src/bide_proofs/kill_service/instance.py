@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from bide.core.instants import Millis
 from bide.service import serving
 from bide_proofs.harness.processes import ready
 from bide_proofs.servers.process import HOST, listens, until
@@ -20,14 +19,13 @@ async def _serve(actor: Actor, over: asyncio.Task[None]) -> None:
     """Report ready once the instance accepts calls, and serve until the parent asks this process to end."""
     port = int(os.environ[PORTS].split()[int(actor.spec.name.partition("-")[2].partition(".")[0])])
     drains: list[Callable[[str], object]] = []
-
-    def begin(drain: Callable[[str], object], _: Millis) -> None:
-        drains.append(drain)
-
     config = serving.config_of(os.environ[CONFIG], (), ())
     instance = asyncio.create_task(
-        serving.serve(actor.app, config, host=HOST, port=port, insecure=False, shown_store="", begin=begin)
-    )
+        serving.serve(
+            actor.app, config, host=HOST, port=port, insecure=False, shown_store="",
+            begin=lambda drain, _: drains.append(drain),
+        )
+    )  # fmt: skip
     await asyncio.to_thread(until, lambda: instance.done() or listens(port), "the instance to listen")
     if not instance.done():
         ready()

@@ -175,8 +175,8 @@ class Process:
         """Signal the process and all its descendants, but never a reaped pid."""
         _signal(self.family(), number)
 
-    def end(self, number: signal.Signals, *, patience: float = PATIENCE) -> None:
-        """End the process and its descendants by `number`, or by SIGKILL after `patience` seconds; reap it."""
+    def end(self, number: signal.Signals) -> None:
+        """End the process and its descendants by `number`, or by SIGKILL after `PATIENCE`; reap it."""
         below = self.family()[1:]
         if number is signal.SIGKILL:
             self.send(number)
@@ -184,7 +184,7 @@ class Process:
             self._process.send_signal(number)  # it ends its descendants itself
         self.send(signal.SIGCONT)  # a stopped process handles a SIGTERM only when it continues
         try:
-            self._process.wait(patience)
+            self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             below = self.family()[1:]
             self.send(signal.SIGKILL)

@@ -348,9 +348,9 @@ class ServerProcess(Running):
         """End all its processes by SIGKILL: data that the operating system does not have yet is lost."""
         self._end(signal.SIGKILL)
 
-    def halt(self, *, patience: float = PATIENCE) -> None:
-        """End it in order, or by SIGKILL if that takes longer than `patience` seconds; its data stays."""
-        self._end(self.halts_by, patience)
+    def halt(self) -> None:
+        """End it in order, or by SIGKILL if that takes longer than `PATIENCE`; its data stays."""
+        self._end(self.halts_by)
 
     def restart(self) -> float:
         """End it in order, and start it again on the same port and data."""
@@ -381,9 +381,9 @@ class ServerProcess(Running):
             shutil.rmtree(self._home, ignore_errors=True)
         self._home = None
 
-    def _end(self, number: signal.Signals, patience: float = PATIENCE) -> None:
+    def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
-            self._process.end(number, patience=patience)
+            self._process.end(number)
             self._process = None
         if self._beside is not None:
             self._beside.end(signal.SIGKILL)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +55,8 @@ _REFUSED = 0.02
 _LATE = 6.0
 """Seconds that the copy of a message may arrive after it."""
 _AGAIN: Millis = 1_000
+_RESTARTED = 0.2
+"""Seconds after which a program that could not reach its store is restarted."""
 Asked = TypeVar("Asked", NewTask, Change, Lease, Settlement, Ref)
 _world = copy_context()
 """The context of no process: a message in transit arrives even if its sender is dead."""
@@ -384,6 +386,16 @@ def _lease(wants: Mapping[Topic, int], now: Millis, until: Millis, holder: str, 
         return await store.lease(wants, now=clock, until=there + until - now, holder=holder)
 
     return lease
+
+
+async def until_open(open_it: Callable[[], Awaitable[object]]) -> None:
+    """Open an app or a worker, again and again: a supervisor restarts a program that cannot reach its store."""
+    while True:
+        try:
+            await open_it()
+            return
+        except StoreError:
+            await asyncio.sleep(_RESTARTED)
 
 
 async def _nothing(store: MemoryStore, there: Millis) -> None:

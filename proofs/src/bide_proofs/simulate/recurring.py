@@ -10,13 +10,12 @@ the process for 78 minutes. The judge knows the rule and the policy, and compare
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
@@ -32,8 +31,8 @@ from bide.core.recurrence.rules import Every
 from bide.core.tasks import Task
 from bide.settings import Settings
 from bide.testing.clock import FIRST_INSTANT
-from bide_proofs.harness.command import parser_of, whole
-from bide_proofs.simulate.link import Link, Weather
+from bide_proofs.harness.command import parser_of, tell, whole
+from bide_proofs.simulate.link import Link, Weather, until_open
 from bide_proofs.simulate.loop import Process, SimulatedLoop, run_simulated
 from bide_proofs.simulate.mutants import MUTANTS, applied
 from bide_proofs.simulate.server import Server, WallClock
@@ -190,9 +189,9 @@ class Program:
         rule = Every(timedelta(milliseconds=play.period), jitter=play.jitter)
         how: dict[str, Any] = {"overlap": play.overlap, "catch_up": play.catch_up, "most": _MOST}
         app.recurs(rule, topic="tick", payload=payload, **how)(self._handle)
-        await _until_it_opens(app.open)
+        await until_open(app.open)
         worker = app.worker(name=self.process.who)
-        await _until_it_opens(worker.__aenter__)
+        await until_open(worker.__aenter__)
         await self._ends
         with suppress(StoreError):
             await worker.__aexit__(None, None, None)
@@ -207,16 +206,6 @@ class Program:
             play.early.append(f"occurrence {at} was leased at {leased}")
         play.seen[at].setdefault(task.id, play.loop.time())
         await asyncio.sleep(play.takes)
-
-
-async def _until_it_opens(open_it: Callable[[], Awaitable[object]]) -> None:
-    """Try again, as a supervisor restarts a program that cannot reach its store."""
-    while True:
-        try:
-            await open_it()
-            return
-        except StoreError:
-            await asyncio.sleep(0.2)
 
 
 def wrongs(seed: int, mutant: str | None = None) -> list[str]:
@@ -248,11 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seeds = range(given.seed, given.seed + given.seeds)
     with ProcessPoolExecutor(given.processes, initializer=logging.disable) as pool:
         found = dict(zip(seeds, pool.map(partial(wrongs, mutant=given.mutant), seeds, chunksize=10), strict=True))
-    wrong = {seed: said for seed, said in found.items() if said}
-    for seed, said in wrong.items():
-        sys.stderr.write(f"seed {seed}: {said[0][:300]}\n")
-    sys.stdout.write(json.dumps({"seeds": given.seeds, "wrong": len(wrong)}) + "\n")
-    return 1 if wrong else 0
+    return tell({"seeds": given.seeds}, {"seed": [f"{seed}: {said[0][:300]}" for seed, said in found.items() if said]})
 
 
 if __name__ == "__main__":

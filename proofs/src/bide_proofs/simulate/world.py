@@ -32,7 +32,7 @@ from bide.testing.history import events as ev
 from bide.testing.history.events import Died, Event, seen
 from bide.testing.history.recording import Journal, RecordedClient, Recording
 from bide_proofs.misuse import misbehave
-from bide_proofs.simulate.link import Link, PartedLink, Weather
+from bide_proofs.simulate.link import Link, PartedLink, Weather, until_open
 from bide_proofs.simulate.loop import Process, SimulatedLoop, run_simulated
 from bide_proofs.simulate.plan import (
     TOPICS,
@@ -55,8 +55,6 @@ LOSSES = 10
 TIMEOUT: Millis = 3_000
 _MOST_AGAIN = 3
 """The number of times that the tasks of one key start their next life themselves."""
-_AGAIN = 0.2
-"""Seconds after which a program that could not reach its store is restarted."""
 _BACK: Millis = 300
 _world = copy_context()
 """The world's context, for callbacks that act on a process but do not belong to it."""
@@ -336,20 +334,11 @@ class Slot:
         self._client = RecordedClient(app, journal, self._process.who)
         return app
 
-    async def _open(self, app: Bide) -> None:
-        """Open the app, with retries: a supervisor restarts a program that cannot reach its store."""
-        while True:
-            try:
-                await app.open()
-                return
-            except StoreError:
-                await asyncio.sleep(_AGAIN)
-
     async def _serve(self) -> None:
         """Run a client, which stays open until it dies."""
         app = self._app()
         client, self._client = self._client, None
-        await self._open(app)
+        await until_open(app.open)
         self._client = client
         await self.world.loop.create_future()
 
@@ -360,14 +349,9 @@ class Slot:
                 topic, retry=Fixed("800ms", tries=3), timeout=timedelta(milliseconds=TIMEOUT),
                 concurrency=room_of(topic), losses=LOSSES,
             )(self._handle)  # fmt: skip
-        await self._open(app)
+        await until_open(app.open)
         worker = app.worker(name=self._process.who)
-        while True:
-            try:
-                await worker.__aenter__()
-                break
-            except StoreError:
-                await asyncio.sleep(_AGAIN)
+        await until_open(worker.__aenter__)
         self._ends = self.world.loop.create_future()
         await self._ends
         await worker.__aexit__(None, None, None)

@@ -20,13 +20,13 @@ import msgspec
 
 from bide import __version__
 from bide.app import Bide
-from bide.cli.bench.plan import rounded
-from bide.cli.bench.target import Target
 from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import OutcomeKind
 from bide.engine.delivery.lease_extender import PAGE, PURGE_EVERY
 from bide.settings import Settings
+from bide_bench.plan import rounded
+from bide_bench.target import Target
 from bide_proofs import soak
 from bide_proofs.harness.command import (
     PATIENCE,

@@ -41,13 +41,13 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from bide.cli.bench.plan import rounded
-from bide.cli.bench.processes import family, process_named
-from bide.cli.bench.redis_server import RedisServer
-from bide.cli.bench.sql_server import MysqlServer, PostgresServer
-from bide.cli.bench.target import SqliteTarget, Target
 from bide.core.names import RESERVED_TOPICS
 from bide.engine.delivery.lease_extender import PURGE_EVERY
+from bide_bench.plan import rounded
+from bide_bench.processes import family, process_named
+from bide_bench.redis_server import RedisServer
+from bide_bench.sql_server import MysqlServer, PostgresServer
+from bide_bench.target import SqliteTarget, Target
 
 _PROC = Path("/proc")
 

@@ -13,11 +13,11 @@ from zlib import crc32
 import msgspec
 
 from bide.app import Bide
-from bide.cli.bench.worker import Log, Reporter, send, words
 from bide.core.outcomes import Dead, Defer, Retry
 from bide.core.records import OutcomeKind, Record, Settlement
 from bide.core.tasks import Task
 from bide.settings import Settings
+from bide_bench.worker import Log, Reporter, send, words
 from bide_proofs.harness.command import percentiles
 from bide_proofs.harness.processes import ready, spec_of
 

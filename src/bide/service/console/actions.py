@@ -7,22 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from bide.core.errors import BadInput
 from bide.core.instants import duration
-from bide.core.names import new_id
-from bide.core.records import Result, State
-from bide.insight.bulk import MOST_PACE, BulkRequest, BulkVerb, May, change_one, preview, wake_after
+from bide.core.names import check_name, check_topic, new_id
+from bide.core.records import Ref, Result, State
+from bide.insight.bulk import MOST_PACE, BulkRequest, BulkVerb, May, Version, change_one, preview, wake_after
 from bide.insight.bulk_run import MOST_NOTED, BulkRunner, BulkState, Progress, untouched_by
 from bide.ports.remote import LAST_TOKEN
 from bide.service.authz import Forbidden, Verb
-from bide.service.console.page_request import (
+from bide.service.console.pages import (
     Answer,
     ConsoleContext,
     Page,
     PageRequest,
     Route,
-    chosen_refs,
     filter_fields,
     local_path,
     read_filter,
@@ -47,8 +47,19 @@ ACTIONS: Mapping[BulkVerb, Action] = {
     BulkVerb.FIRE: Action("Fire now", Verb.FIRE, (State.WAITING,)),
     BulkVerb.REDRIVE: Action("Redrive", Verb.REDRIVE, (State.DEAD,)),
 }
+_MOST_CHOSEN = 1_000
+"""Tasks that one form may name."""
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Field = tuple[str, str]
+
+
+def _version(text: str) -> Version:
+    """The task that a form names, and the token that the viewer saw. Raises BadInput."""
+    name, at, token = text.rpartition("@")
+    topic, slash, key = name.partition("/")
+    if not at or not slash or not token.isascii() or not token.isdigit() or len(token) > 19:
+        raise BadInput("ref", text, "topic/key@token, percent-encoded, as the console's own forms have it")
+    return Version(Ref(check_topic(unquote(topic)), check_name("key", unquote(key))), int(token))
 
 
 def read_bulk(request: PageRequest) -> BulkRequest:
@@ -56,7 +67,10 @@ def read_bulk(request: PageRequest) -> BulkRequest:
     verb = request.choice_field("verb", BulkVerb)
     scope = request.field("scope", "chosen")
     if scope == "chosen":
-        seen = tuple(chosen_refs(request))
+        texts = request.fields.get("ref", [])
+        if len(texts) > _MOST_CHOSEN:
+            raise BadInput("ref", f"{len(texts)} tasks", f"at most {_MOST_CHOSEN:,} at once; or all that match")
+        seen = tuple(_version(text) for text in dict.fromkeys(texts))
         if not seen:
             raise BadInput("tasks", "none", "at least one: tick some in the list, or choose all that match")
         for needed in (Verb.READ, ACTIONS[verb].access):
@@ -102,7 +116,7 @@ def fields_of(request: PageRequest, bulk: BulkRequest) -> Iterator[Field]:
     yield "verb", bulk.verb.value
     if bulk.where is None:
         yield "scope", "chosen"
-        for text in dict.fromkeys(request.field_values("ref")):
+        for text in dict.fromkeys(request.fields["ref"]):
             yield "ref", text
     else:
         yield "scope", "matching"
@@ -211,7 +225,7 @@ class ActionsPage(Page):
             "change_preview.html", bulk=bulk, verb=ACTIONS[bulk.verb].name, seen=seen, scope=_scope(bulk),
             sample=[(record, wake_after(bulk, record, now)) for record in seen.sample], pace=pace,
             paused=sorted(seen.topics & paused.keys()), fields=list(fields_of(request, bulk)), id=read_id(""),
-            back=local_path(request.field("back"), ""), later=bulk.by is not None and bulk.by > 0,
+            back=local_path(request.field("back"), ""),
         )  # fmt: skip
 
     # --- follow changes
@@ -233,6 +247,7 @@ class ActionsPage(Page):
         return request.redirect(f"/changes/{progress.id}")
 
     async def _known(self, request: PageRequest) -> Progress | None:
+        """The change that the address names; None: it never began, or was forgotten. Raises Forbidden."""
         progress = await self._bulks.get(read_id(request.path_values[0]))
         if progress is not None and not _may_see(request, progress):
             raise Forbidden(Verb.READ, _topic(progress.bulk), request.caller.name)
@@ -254,7 +269,7 @@ class ActionsPage(Page):
             counts=sorted(progress.counts.items(), key=lambda one: -one[1]), reasons=REASONS,
             missed=missed if every else missed[:_SHOWN], more=max(0, len(missed) - _SHOWN) if not every else 0,
             kept=len(missed), again=self._again(request, progress, state), tasks=_tasks_address(request, progress.bulk),
-            later=progress.bulk.by is not None and progress.bulk.by > 0, noted=MOST_NOTED,
+            noted=MOST_NOTED,
         )  # fmt: skip
 
     def _state(self, progress: Progress) -> str:
@@ -265,26 +280,23 @@ class ActionsPage(Page):
         broken_off = state in ("lost", BulkState.STOPPED.value, BulkState.FAILED.value)
         if not broken_off or progress.chosen:
             return None
-        fields = list(fields_of(request, progress.bulk))
-        if progress.bulk.verb is BulkVerb.SHIFT and progress.bulk.untouched_since is None:
-            since = untouched_by(progress)  # a task with a newer token may have been shifted already
-            if since is not None:
-                fields.append(("since", str(since)))
-        if progress.bulk.pace is not None:
-            fields.append(("pace", str(progress.bulk.pace)))
+        bulk = progress.bulk
+        fields = list(fields_of(request, bulk))
+        since = untouched_by(progress) if bulk.verb is BulkVerb.SHIFT and bulk.untouched_since is None else None
+        if since is not None:  # a task with a newer token may have been shifted already
+            fields.append(("since", str(since)))
+        if bulk.pace is not None:
+            fields.append(("pace", str(bulk.pace)))
         return fields
 
 
 def _topic(bulk: BulkRequest) -> str | None:
     """The topic of a change; None: several topics, or all."""
-    if bulk.where is not None:
-        return bulk.where.topic
-    return bulk.chosen[0].ref.topic
+    return bulk.chosen[0].ref.topic if bulk.where is None else bulk.where.topic
 
 
 def _may_see(request: PageRequest, progress: Progress) -> bool:
-    topic = _topic(progress.bulk)
-    return progress.identity == request.caller.id or request.caller.may(Verb.READ, topic)
+    return progress.identity == request.caller.id or request.caller.may(Verb.READ, _topic(progress.bulk))
 
 
 def _scope(bulk: BulkRequest) -> list[tuple[str, str | int]]:
@@ -292,9 +304,8 @@ def _scope(bulk: BulkRequest) -> list[tuple[str, str | int]]:
     where = bulk.where
     if where is None:
         return []
-    state = None if where.state is None else where.state.value
     named: list[tuple[str, str | int | None]] = [
-        ("Topic", where.topic), ("Group", where.group), ("State", state), ("Error", bulk.error),
+        ("Topic", where.topic), ("Group", where.group), ("State", where.state), ("Error", bulk.error),
         ("Due from", where.wake_from), ("Due before", where.wake_before),
     ]  # fmt: skip
     return [(name, value) for name, value in named if value is not None]

@@ -29,26 +29,24 @@ _WALL = "2030-01-31 08:00, a time of your zone; 2030-01-31T08:00:00Z, one of ano
 
 def translations(language: str) -> Mapping[str, str]:
     """Every sentence in `language`, by its English."""
-    found: dict[str, str] = {}
     if language == "en":
-        return found
-    folder = files("bide.service.console") / "words" / language
-    for file in sorted(folder.iterdir(), key=lambda one: one.name):
-        if file.name.endswith(".toml"):
-            found.update(tomllib.loads(file.read_text(encoding="utf-8")))
+        return {}
+    found: dict[str, str] = {}
+    for file in (files("bide.service.console") / "words" / language).iterdir():
+        found.update(tomllib.loads(file.read_text(encoding="utf-8")))
     return found
 
 
 _SENTENCES: dict[str, Mapping[str, str]] = {language: translations(language) for language in LANGUAGES}
 
 
-def language_of(accepted: str | None, chosen_refs: str | None = None) -> str:
+def language_of(accepted: str | None, chosen: str | None = None) -> str:
     """The chosen language, else the one that the browser prefers (Accept-Language), else English.
 
     A language counts by its highest weight, whatever the region: "zh-TW;q=0, zh" asks for Chinese.
     """
-    if chosen_refs in LANGUAGES:
-        return chosen_refs
+    if chosen in LANGUAGES:
+        return chosen
     wanted: list[tuple[float, int, str]] = []
     for place, part in enumerate((accepted or "")[:500].split(",")):
         found = _CHOICE.fullmatch(part)
@@ -64,7 +62,7 @@ def zone_of(name: str | None) -> tuple[str, tzinfo]:
         try:
             return name, ZoneInfo(name)
         except (ZoneInfoNotFoundError, ValueError, OSError):
-            return "UTC", UTC
+            pass
     return "UTC", UTC
 
 

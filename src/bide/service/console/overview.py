@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 from bide.core.instants import Millis
 from bide.engine.registry import Channel
 from bide.insight.minute_log import Flow
-from bide.insight.overview import Overview
 from bide.service.authz import ANONYMOUS, Verb
-from bide.service.console.page_request import ConsoleContext, Page, PageRequest
+from bide.service.console.pages import ConsoleContext, Page, PageRequest
 from bide.service.health import Level
 from bide.service.requests import Reply
 
@@ -21,14 +19,6 @@ _WARN: Millis = 1_000
 _HOST = re.compile(r"[A-Za-z0-9.\-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
 _WIDTH, _HEIGHT = 240, 40
 """The size of the chart of the last hour: four units for each minute."""
-
-
-class HealthLine(NamedTuple):
-    """The result of one check, in the viewer's language."""
-
-    name: str
-    level: Level
-    what: str
 
 
 class OverviewPage(Page):
@@ -48,14 +38,15 @@ class OverviewPage(Page):
         seen = await self._shared.overviews.get()
         overview = seen.overview(None if everything else lambda topic: request.caller.may(Verb.READ, topic))
         checks = [
-            HealthLine(request.t(check.name), check.level, request.t(check.sentence, **check.values))
+            (request.t(check.name), check.level, request.t(check.sentence, **check.values))
             for check in (await self._shared.health.ready()).checks
         ]
         channel = self._shared.channel.look(notifies=self._shared.app.store.features.wakes is not None)
-        checks.append(HealthLine(request.t("wake-ups"), *wake_up_status(request, channel)))
+        checks.append((request.t("wake-ups"), *wake_up_status(request, channel)))
         return request.render(
             template, o=overview, checks=checks, late=grade(overview.minute), bars=bars(overview.by_minute),
-            box=f"0 0 {_WIDTH} {_HEIGHT}", everything=everything, nothing=is_nothing(overview),
+            box=f"0 0 {_WIDTH} {_HEIGHT}", everything=everything,
+            nothing=overview.empty and not any(overview.by_minute),  # now, and within the hour
             example=_example(request),
         )  # fmt: skip
 
@@ -106,8 +97,3 @@ def _example(request: PageRequest) -> str:
         f"curl -X PUT {scheme}://{host}/v1/topics/hello/tasks/1{token} \\\n"
         f'  -H \'content-type: application/json\' -d \'{{"payload": {{"t": "hello"}}, "delay": "1m"}}\''
     )
-
-
-def is_nothing(overview: Overview) -> bool:
-    """Tell whether there are no tasks, and were none within the hour."""
-    return overview.empty and not any(overview.by_minute)

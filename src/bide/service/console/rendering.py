@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
-from functools import lru_cache
+from contextlib import suppress
+from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
 from typing import Any
@@ -22,7 +23,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from msgspec import Struct
 
 from bide.core.instants import Millis
@@ -59,10 +60,8 @@ def isolated(text: str, limit: int = 200) -> str:
 
 def _made_visible(match: re.Match[str]) -> str:
     point = ord(match[0])
-    if point < 0x20:
-        return chr(0x2400 + point)  # the control pictures of Unicode
-    if point == 0x7F:
-        return "␡"
+    if point < 0x20 or point == 0x7F:
+        return chr(0x2400 + min(point, 0x21))  # the control pictures of Unicode
     return f"[{unicodedata.name(match[0], f'U+{point:04X}')}]"
 
 
@@ -99,22 +98,12 @@ def payload_view(payload: bytes) -> PayloadView:
     except UnicodeDecodeError:
         part = payload[:_MOST_BYTES]
         return PayloadView(size=len(payload), pretty=None, raw=None, dump=dump(part), cut=len(part) < len(payload))
-    laid_out, cut = pretty(text, MOST_SHOWN) if _is_json(payload) else (None, False)
-    return PayloadView(
-        size=len(payload),
-        pretty=None if laid_out is None else _visible(laid_out),
-        raw=_visible(text[:MOST_SHOWN]),
-        dump=None,
-        cut=cut or len(text) > MOST_SHOWN,
-    )
-
-
-def _is_json(payload: bytes) -> bool:
-    try:
+    formatted, cut = None, len(text) > MOST_SHOWN
+    with suppress(ValueError, RecursionError):
         msgspec.json.decode(payload)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        laid_out, shortened = pretty(text, MOST_SHOWN)
+        formatted, cut = _visible(laid_out), cut or shortened
+    return PayloadView(size=len(payload), pretty=formatted, raw=_visible(text[:MOST_SHOWN]), dump=None, cut=cut)
 
 
 def _visible(text: str) -> str:
@@ -163,21 +152,17 @@ _TYPES = {
 _FOR_EVER = {"cache-control": "public, max-age=31536000, immutable"}
 
 
-class Statics:
-    """The files of `static/`."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, Reply] = {}
-        """By path, which contains a hash of the content."""
-        self.addresses: dict[str, str] = {}
-        """The path of each file by its name."""
-        for file in (files("bide.service.console") / "static").iterdir():
-            stem, _, kind = file.name.rpartition(".")
-            if kind in _TYPES:
-                body = file.read_bytes()
-                path = f"/static/{stem}.{blake2b(body, digest_size=6).hexdigest()}.{kind}"
-                self.files[path] = Reply(200, body, _TYPES[kind], _FOR_EVER)
-                self.addresses[file.name] = path
+@cache
+def statics() -> dict[str, tuple[str, Reply]]:
+    """The files of `static/` by name, each with its path, which contains a hash of the content."""
+    found: dict[str, tuple[str, Reply]] = {}
+    for file in (files("bide.service.console") / "static").iterdir():
+        stem, _, kind = file.name.rpartition(".")
+        if kind in _TYPES:
+            body = file.read_bytes()
+            path = f"/static/{stem}.{blake2b(body, digest_size=6).hexdigest()}.{kind}"
+            found[file.name] = path, Reply(200, body, _TYPES[kind], _FOR_EVER)
+    return found
 
 
 _DOTS = frozenset({".", ".."})
@@ -217,13 +202,7 @@ def address(path: str, **query: object) -> str:
     return f"{path}?{urlencode(given)}" if given else path
 
 
-@lru_cache(maxsize=1)
-def statics() -> Statics:
-    """The static files, read once."""
-    return Statics()
-
-
-@lru_cache(maxsize=1)
+@cache
 def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("bide.service.console"),
@@ -235,7 +214,7 @@ def _environment() -> Environment:
     )
     made.filters.update(inert=inert, line=inert_line, parts=error_parts)
     made.globals.update(
-        static=lambda name: statics().addresses[name],
+        static=lambda name: statics()[name][0],
         ref_field=ref_field,
         task_address=task_address,
         recurring_address=recurring_address,
@@ -260,6 +239,6 @@ def render(template: str, locale: Locale, values: Mapping[str, Any]) -> str:
     return _environment().get_template(template).render(
         t=locale.t, number=locale.number, size=locale.size, length=locale.length, clock=locale.clock,
         relative=locale.relative, moment=locale.moment, utc=locale.utc, when=when,
-        language=locale.language, zone=locale.zone_name, now=locale.now, escape=escape, rule_words=locale.rule_words,
+        language=locale.language, zone=locale.zone_name, now=locale.now, rule_words=locale.rule_words,
         **values,
     )  # fmt: skip

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from msgspec import DecodeError, to_builtins
@@ -21,11 +22,11 @@ from bide.core.options import NO_OPTIONS, Options, decode_options, recurrence_of
 from bide.core.records import Pause, Record, Ref, Result, State
 from bide.engine.history import MINUTE
 from bide.insight.cached_query import CachedQuery
-from bide.insight.task_history import Attempt, Cohort, Ended, TaskHistory, task_history
+from bide.insight.task_history import Cohort, Ended, TaskHistory, task_history
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
 from bide.service.console.i18n import Locale
-from bide.service.console.page_request import Answer, ConsoleContext, PageRequest, Route
+from bide.service.console.pages import Answer, ConsoleContext, PageRequest, Route
 from bide.service.console.rendering import address, isolated, payload_view, task_address
 from bide.service.requests import Reply
 
@@ -123,17 +124,14 @@ def _of_attempts(locale: Locale, history: TaskHistory) -> Iterator[str]:
     first = failed[0]
     if first.number == 1 and first.late is not None and first.late <= ON_TIME:
         yield t("Its first delivery was on time, {late} after it was due, and failed.", late=locale.length(first.late))
-    length = locale.length(_put_off(failed))
+    pauses = [max(0, one.again_at - one.ended) for one in failed if one.again_at is not None and one.ended is not None]
+    length = locale.length(sum(pauses))
     if len(failed) == 1:
         yield t("Delivery {number} failed; the pause before the retry was {length}.", number=failed[0].number,
                 length=length)  # fmt: skip
     else:
         yield t("{count} deliveries failed; the pauses before the retries come to {length}.",
                 count=locale.number(len(failed)), length=length)  # fmt: skip
-
-
-def _put_off(failed: list[Attempt]) -> Millis:
-    return sum(max(0, one.again_at - one.ended) for one in failed if one.again_at is not None and one.ended is not None)
 
 
 def _of_cohort(locale: Locale, cohort: Cohort) -> Iterator[str]:
@@ -196,7 +194,9 @@ class TaskPage:
         if values is None:
             return self._gone(request, ref)
         record: Record = values["record"]
-        options = _options(record)
+        options: Options | None = None
+        with suppress(DecodeError):  # they are damaged
+            options = decode_options(record.options) if record.options else NO_OPTIONS
         policy = None if options is None else options.retry
         said = request.field("said")
         return request.render(
@@ -237,7 +237,8 @@ class TaskPage:
         if history is None:
             return None
         record, pause = history.record, paused.get(ref.topic)
-        seen_token = request.field("token")
+        seen_token = request.field("token")  # with which an open page was loaded
+        live = task_address(record.topic, record.key, "live")
         return {
             "ref": record.ref,
             "record": record,
@@ -250,7 +251,7 @@ class TaskPage:
             "timeline": _timeline(history),
             "over": not record.state.live,
             "changed": bool(seen_token) and seen_token != str(record.token) and record.state.live,
-            "live": _with_token(task_address(record.topic, record.key, "live"), record),
+            "live": f"{live}{'&' if '?' in live else '?'}token={record.token}",
             "whole": task_address(record.topic, record.key, "payload"),
         }
 
@@ -268,22 +269,9 @@ def _timeline(history: TaskHistory) -> str:
     return address("/timeline", topic=history.record.topic, **around)
 
 
-def _with_token(where: str, record: Record) -> str:
-    """Add the token that the page was loaded with, so that the live part can tell a change."""
-    return f"{where}{'&' if '?' in where else '?'}token={record.token}"
-
-
 def ref_of(request: PageRequest) -> Ref:
     """The task that the address names. Raises BadInput, Forbidden."""
     topic, key = request.path_values if request.path_values else (request.raw_field("topic"), request.raw_field("key"))
     ref = Ref(check_topic(topic), check_name("key", key))
     request.caller.check(Verb.READ, ref.topic)
     return ref
-
-
-def _options(record: Record) -> Options | None:
-    """The options of the task; None if they are damaged."""
-    try:
-        return decode_options(record.options) if record.options else NO_OPTIONS
-    except DecodeError:
-        return None

@@ -26,10 +26,10 @@ from bide.core.names import check_name, check_topic, error_parts
 from bide.core.records import Count, Filter, Found, Pause, Record, Ref, Result, State, Tally, Topic, summed
 from bide.engine.client import Client
 from bide.insight.cached_query import CachedQuery
-from bide.insight.dead_letters import MOST_LOOKED_AT, DeadLetters, dead_letters, tasks_of_group
+from bide.insight.dead_letters import DeadLetters, dead_letters, tasks_of_group
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
-from bide.service.console.page_request import DUE, ConsoleContext, Page, PageRequest, filter_fields, read_filter
+from bide.service.console.pages import ConsoleContext, Page, PageRequest, filter_fields, read_filter
 from bide.service.console.rendering import address, inert_line, isolated
 from bide.service.console.task import TaskPage
 from bide.service.requests import Reply
@@ -47,8 +47,6 @@ class Search(NamedTuple):
     where: Filter
     key: str
     """An exact key; empty: any."""
-    due: bool
-    """Only waiting tasks that are due."""
     limit: int
     cursor: str
 
@@ -75,8 +73,7 @@ def search_of(request: PageRequest) -> Search:
     key = request.raw_field("key")
     where = read_filter(request)
     limit = request.number_field("limit", LIMITS[0], least=1, most=LIMITS[-1])
-    due = request.field("state") == DUE
-    return Search(where, check_name("key", key) if key else "", due, limit, request.field("cursor"))
+    return Search(where, check_name("key", key) if key else "", limit, request.field("cursor"))
 
 
 async def search(request: PageRequest, asked: Search, topics: Sequence[Topic]) -> TasksFound:
@@ -86,17 +83,14 @@ async def search(request: PageRequest, asked: Search, topics: Sequence[Topic]) -
         caller.check(Verb.READ, where.topic)
     if asked.key:
         in_topics = [where.topic] if where.topic is not None else topics[:_MOST_TOPICS]
-        found = await _by_key(request.client, asked, in_topics)
+        named = await request.client.get_many([Ref(topic, asked.key) for topic in in_topics])
+        there = [task.record for task in named if task is not None]
+        fits = [one for one in there if where.admits(one)]
+        found = TasksFound(fits, "", left_out=[one for one in there if one not in fits])
     else:
         whole = where.topic is not None or caller.may(Verb.READ, None)
         found = await _page(request.client, asked, None if whole else topics)
     return found._replace(tasks=caller.visible(found.tasks), left_out=caller.visible(found.left_out))
-
-
-async def _by_key(client: Client, asked: Search, topics: Sequence[Topic]) -> TasksFound:
-    found = [task.record for task in await client.get_many([Ref(topic, asked.key) for topic in topics]) if task]
-    fits = [one for one in found if asked.where.admits(one)]
-    return TasksFound(fits, "", left_out=[one for one in found if one not in fits])
 
 
 class _Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -110,19 +104,16 @@ class _Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """For a filter that is applied task by task: the last (topic, key) that was read of the store's page."""
 
 
-_encode = msgspec.msgpack.encode
-_decode = msgspec.msgpack.Decoder(_Place).decode
-
-
 def _write(place: _Place) -> str:
-    return base64.urlsafe_b64encode(_encode(place)).decode().rstrip("=")
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode(place)).decode().rstrip("=")
 
 
 def _read(text: str) -> _Place:
     if not text:
         return _Place()
     try:
-        return _decode(base64.urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4)))
+        encoded = base64.urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
+        return msgspec.msgpack.decode(encoded, type=_Place)
     except (ValueError, msgspec.MsgspecError):
         raise BadInput("cursor", text, "the cursor of the previous page, unchanged") from None
 
@@ -210,6 +201,7 @@ class TasksPage(Page):
                 wrong=_wrong(request, error),
             )  # fmt: skip
         held = {name: text for name, text in given.items() if text}
+        part = given["topic"].strip().lower()
         shown = sorted({record.topic for record in found.tasks})
         return request.render(
             "tasks.html",
@@ -228,8 +220,8 @@ class TasksPage(Page):
             verbs=possible(request, given["state"].strip(), shown),
             matching={} if asked.key else filter_fields(request, asked.where),
             keep=self._app.config.retentions.of(asked.where.topic or ""),
-            alike=_alike(given["topic"], topics),
-            widen=[(name, address("/tasks", **{**held, name: ""})) for name in FIELDS[:-1] if name in held],
+            alike=[one for one in topics if part and part in one.lower() and one != given["topic"]][:10],
+            widen=[(_NAMES[name], address("/tasks", **{**held, name: ""})) for name in FIELDS[:-1] if name in held],
         )
 
     async def _count(self, asked: Search, found: TasksFound, tally: Tally, topics: Sequence[Topic]) -> Count | None:
@@ -261,12 +253,6 @@ def _wrong(request: PageRequest, error: BadInput) -> str:
     name, given = request.t(_NAMES.get(error.field, error.field)), isolated(str(error.value), 60)
     return request.t("{name}: {given} is not accepted; give {accepted}", name=name, given=given,
                      accepted=inert_line(request.t(error.accepted)))  # fmt: skip
-
-
-def _alike(text: str, topics: Sequence[Topic]) -> Sequence[Topic]:
-    """The topics that contain the text, as suggestions."""
-    part = text.strip().lower()
-    return [topic for topic in topics if part and part in topic.lower() and topic != text][:10]
 
 
 def _times(request: PageRequest, asked: Search) -> Mapping[str, str]:
@@ -307,10 +293,7 @@ class DeadPage(Page):
             raise BadInput("topic", topic, "the topic of the group as well")
         if topic and (error or request.field("list")):
             return await self._group(request, check_topic(topic), error or None)
-        return await self._groups(request, check_topic(topic) if topic else None)
-
-    async def _groups(self, request: PageRequest, only: Topic | None) -> Reply:
-        """Render all groups, or those of one topic."""
+        only = check_topic(topic) if topic else None
         if only is None:
             request.caller.check_somewhere(Verb.READ)
         else:
@@ -327,7 +310,7 @@ class DeadPage(Page):
         return request.render(
             "dead.html", only=only, groups=groups[:_MOST_GROUPS], more=max(0, len(groups) - _MOST_GROUPS),
             totals=sorted(shown.items(), key=lambda one: (-one[1].number, one[0])), all=summed(shown.values()),
-            partly=found.partly & shown.keys(), looked=sum(group.number for group in groups), most=MOST_LOOKED_AT,
+            partly=found.partly & shown.keys(), looked=sum(group.number for group in groups),
             may=may_redrive, said=said, age=int(self._groups_query.age * 1000),
         )  # fmt: skip
 

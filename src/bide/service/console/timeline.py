@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from bide.insight.forecast import (
 from bide.insight.minute_log import Fastest, PastInterval
 from bide.service.authz import Verb
 from bide.service.console.i18n import Locale
-from bide.service.console.page_request import ConsoleContext, Page, PageRequest
+from bide.service.console.pages import ConsoleContext, Page, PageRequest
 from bide.service.console.rendering import address, inert_line
 from bide.service.requests import Reply
 
@@ -88,7 +89,10 @@ class TimelineView:
             self.shown = query.range
         else:
             self.shown = around(query.range, locale.now)._replace(first=seen.edges[0])
-        self.rate = _rate(query, fastest)
+        if query.rate is not None:
+            self.rate = Rate(query.rate, "given", None)
+        else:
+            self.rate = Rate(_ASSUMED, "assumed", None) if fastest is None else Rate(fastest.rate, "seen", fastest.at)
         self.series, self.others = _series(seen)
         self.begun = seen.edges[0] < seen.counted_at
         self.by_minute = self.begun and self.shown.step >= MINUTE
@@ -170,7 +174,6 @@ class TimelineView:
             "more": summed(count for _, count in order[_COLOURS:]) if len(order) > _COLOURS else None,
             "outlook": expected,
             "in_time": expected is not None and expected.late <= _IN_TIME,
-            "needs": top.total,
             "zoom": self.asked.at(_closer(peak, self.locale.now)),
             # from the start of the second: a bar that begins now begins within one
             "tasks": self.asked.tasks(self.locale, top.low - top.low % SECOND, top.high),
@@ -193,14 +196,6 @@ class TimelineView:
         ]
         first = sorted((row for row in rows if row["peak"]), key=lambda row: -row["total"].number)
         return {"peaks": first, "all": rows}
-
-
-def _rate(query: TimelineQuery, fastest: Fastest | None) -> Rate:
-    if query.rate is not None:
-        return Rate(query.rate, "given", None)
-    if fastest is not None:
-        return Rate(fastest.rate, "seen", fastest.at)
-    return Rate(_ASSUMED, "assumed", None)
 
 
 def _series(seen: ForecastAnswer) -> tuple[list[tuple[Topic, list[Count]]], list[Count]]:
@@ -261,18 +256,15 @@ class TimelinePage(Page):
     def __init__(self, context: ConsoleContext) -> None:
         self._forecast = Forecast(context.app)
         self._day = context.day
-        routes = {("GET", "/timeline"): self._page, ("GET", "/timeline/live"): self._live}
+        routes = {
+            ("GET", "/timeline"): partial(self._shown, "timeline.html"),
+            ("GET", "/timeline/live"): partial(self._shown, "timeline_live.html"),
+        }
         super().__init__(routes, self._forecast)
 
-    async def _page(self, request: PageRequest) -> Reply:
-        return request.render(
-            "timeline_part.html" if request.is_htmx else "timeline.html", **await self._values(request)
-        )
-
-    async def _live(self, request: PageRequest) -> Reply:
-        return request.render("timeline_live.html", **await self._values(request))
-
-    async def _values(self, request: PageRequest) -> Mapping[str, Any]:
+    async def _shown(self, template: str, request: PageRequest) -> Reply:
+        if request.is_htmx and template == "timeline.html":
+            template = "timeline_part.html"
         request.caller.check_somewhere(Verb.READ)
         query = _query_of(request)
         if query.topic is not None:
@@ -289,10 +281,9 @@ class TimelinePage(Page):
         seen, known = await asyncio.gather(self._forecast.get(wanted, may), self._past())
         fastest = self._day.fastest((whose, query.topic), shown)
         topics = sorted(seen.topics | {topic for topic in self._day.topics() if topic and may(topic)})
-        view = TimelineView(
-            query, seen, request.locale, fastest=fastest, past=lambda edges: self._day.between(edges, shown)
-        )
-        return view.values(topics=topics, past_known=known)
+        past = partial(self._day.between, admits=shown)
+        view = TimelineView(query, seen, request.locale, fastest=fastest, past=past)
+        return request.render(template, **view.values(topics=topics, past_known=known))
 
     async def _past(self) -> bool:
         """Tell whether all of the past is known; reading goes on in the background."""
@@ -305,22 +296,18 @@ class TimelinePage(Page):
 def _query_of(request: PageRequest) -> TimelineQuery:
     """Read the address. Raises BadInput."""
     rate = request.number_field("rate", 0, least=1, most=_MOST_RATE) or None
-    topic = request.field("topic")
-    return TimelineQuery(_range(request), check_topic(topic) if topic else None, rate)
+    topic, now = request.field("topic"), request.locale.now
+    shown: Span | Range
+    if request.field("from") or request.field("until"):
+        shown = chosen(_time(request, "from"), _time(request, "until"), now)
+    else:
+        shown = request.choice_field("span", Span, Span.DAY)
+    return TimelineQuery(shown, check_topic(topic) if topic else None, rate)
 
 
-def _range(request: PageRequest) -> Span | Range:
-    first, until = request.field("from"), request.field("until")
-    if first or until:
-        now = request.locale.now
-        return chosen(
-            _time(request, first, "from") if first else now, _time(request, until, "until") if until else now, now
-        )
-    return request.choice_field("span", Span, Span.DAY)
-
-
-def _time(request: PageRequest, text: str, field: str) -> Millis:
-    """An instant: milliseconds since the epoch, as in links, or a time that the viewer typed."""
+def _time(request: PageRequest, field: str) -> Millis:
+    """An instant: milliseconds since the epoch, as in links, or a time that the viewer typed; now, if it is empty."""
+    text = request.field(field)
     if text.isascii() and text.isdigit() and 9 <= len(text) <= 15:
         return int(text)
-    return request.locale.read_time(text, field)
+    return request.locale.read_time(text, field) if text else request.locale.now

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from bide.core.instants import Millis
 from bide.core.names import check_topic
-from bide.core.records import State, Topic, summed
+from bide.core.records import State, summed
 from bide.engine.history import DeliveryCounts
 from bide.engine.registry import Announced, RouteSettings, settings_of_consumers
 from bide.insight.minute_log import QUARTER, Quarter
 from bide.insight.overview import TopicDetails, Topics, TopicSeen
 from bide.service.authz import Verb
-from bide.service.console.page_request import Answer, ConsoleContext, Page, PageRequest, Route
+from bide.service.console.pages import Answer, ConsoleContext, Page, PageRequest, Route
 from bide.service.console.rendering import address, topic_address
 from bide.service.requests import Reply
 from bide.service.verbs import set_paused
@@ -88,31 +88,28 @@ def day_chart(day: Sequence[Quarter]) -> DayChart | None:
     total = DeliveryCounts()
     for quarter in day:
         total.add(quarter.deliveries)
-    most = max(_ended(quarter.deliveries) for quarter in day)
+    ended = [(quarter.deliveries.done, quarter.deliveries.retried, quarter.deliveries.dead) for quarter in day]
+    most = max(sum(numbers) for numbers in ended)
     heights = [
-        _stacked([quarter.deliveries.done, quarter.deliveries.retried, quarter.deliveries.dead], most)
-        if most
-        else (0, 0, 0)
-        for quarter in day
+        [max(1, round(number / most * (HEIGHT - 2))) if number else 0 for number in numbers] for numbers in ended
     ]
     step = WIDTH // len(day)
 
     def bars(kind: int) -> str:
-        found: list[str] = []
-        for place, stack in enumerate(heights):
-            if stack[kind]:
-                found.append(f"M{place * step} {HEIGHT - sum(stack[:kind])}v-{stack[kind]}h{step - 2}v{stack[kind]}z")
-        return "".join(found)
+        return "".join(
+            f"M{place * step} {HEIGHT - sum(stack[:kind])}v-{stack[kind]}h{step - 2}v{stack[kind]}z"
+            for place, stack in enumerate(heights)
+            if stack[kind]
+        )
 
     half = [quarter.deliveries.lateness(0.5) for quarter in day]
     nearly_all = [quarter.deliveries.lateness(0.99) for quarter in day]
     late_most = max((late for late in nearly_all if late is not None), default=0)
-    height = _height_of(late_most)
     part = len(day) // 4
     marks = [quarter.since for quarter in day[::part]][:4] if part else []
     return DayChart(
-        f"0 0 {WIDTH} {HEIGHT}", most, bars(0), bars(1), bars(2), late_most, _steps(half, step, height),
-        _steps(nearly_all, step, height), [*marks, day[-1].since + QUARTER],
+        f"0 0 {WIDTH} {HEIGHT}", most, bars(0), bars(1), bars(2), late_most, _steps(half, step, late_most),
+        _steps(nearly_all, step, late_most), [*marks, day[-1].since + QUARTER],
         [
             (place * step, quarter) for place, quarter in enumerate(day)
             if quarter.deliveries.begun or quarter.deliveries.ended
@@ -121,28 +118,14 @@ def day_chart(day: Sequence[Quarter]) -> DayChart | None:
     )  # fmt: skip
 
 
-def _ended(past: DeliveryCounts) -> int:
-    return past.done + past.retried + past.dead
-
-
-def _stacked(numbers: Sequence[int], most: int) -> tuple[int, ...]:
-    """The heights of stacked bars, each at least 1 unless it is empty."""
-    return tuple(max(1, round(number / most * (HEIGHT - 2))) if number else 0 for number in numbers)
-
-
-def _height_of(most: Millis) -> Callable[[Millis], int]:
-    """A logarithmic scale for lateness."""
-    whole = log1p(most) or 1.0
-    return lambda late: HEIGHT - 4 - round((HEIGHT - 8) * log1p(late) / whole)
-
-
-def _steps(lates: Sequence[Millis | None], step: int, height: Callable[[Millis], int]) -> str:
-    """A stepped line, broken where nothing was delivered."""
+def _steps(lates: Sequence[Millis | None], step: int, most: Millis) -> str:
+    """A stepped line on a logarithmic scale, broken where nothing was delivered."""
     found: list[str] = []
     before: Millis | None = None
     for place, late in enumerate(lates):
         if late is not None:
-            found.append(f"M{place * step} {height(late)}h{step}" if before is None else f"V{height(late)}h{step}")
+            height = HEIGHT - 4 - round((HEIGHT - 8) * log1p(late) / (log1p(most) or 1.0))
+            found.append(f"M{place * step} {height}h{step}" if before is None else f"V{height}h{step}")
         before = late
     return "".join(found)
 
@@ -204,30 +187,24 @@ class TopicsPage(Page):
         if _unknown(story):  # it may be newer than the last overview
             await self._overviews.changed()
             story = await self._topics.one(topic)
-        routes = story.routes or ([] if _unknown(story) else [self._by_policy(topic)])
+        routes, unknown = story.routes, _unknown(story)
+        if not routes and not unknown:  # no worker has announced it: these are the settings for consumers
+            routes = [Announced(settings_of_consumers(topic, self._policy_of(topic), self._app.config), 0)]
         charts = [(announced, retry_chart(announced.route)) for announced in routes]
         return request.render(
-            _part(request, "topic"), status=404 if _unknown(story) else 200, topic=topic, seen=story.seen, story=story,
-            routes=charts, day=day_chart(story.day), unknown=_unknown(story),
+            _part(request, "topic"), status=404 if unknown else 200, topic=topic, seen=story.seen, story=story,
+            routes=charts, day=day_chart(story.day), unknown=unknown,
             live=address(topic_address(topic), part="live"), rate=rate,
             may_pause=request.caller.may(Verb.ADMIN, topic), **_said(request),
         )  # fmt: skip
-
-    def _by_policy(self, topic: Topic) -> Announced:
-        """This service's settings for consumers, for a topic that no worker has announced."""
-        return Announced(settings_of_consumers(topic, self._policy_of(topic), self._app.config), 0)
-
-    # --- pause and resume
 
     async def _set_paused(self, paused: bool, request: PageRequest) -> Reply:
         """Pause or resume, and go back to the list, sorted as before, or to the topic's page."""
         topic = check_topic(request.path_values[0])
         request.caller.check(Verb.ADMIN, topic)
-        changed = await set_paused(self._app, topic, request.caller.name, paused=paused)
-        done = _DONE[paused, changed]
+        done = _DONE[paused, await set_paused(self._app, topic, request.caller.name, paused=paused)]
         await self._overviews.changed()
-        listed = request.field("from") == "list" or not request.caller.may(Verb.READ, topic)
-        if listed:
+        if request.field("from") == "list" or not request.caller.may(Verb.READ, topic):
             return request.redirect(address("/topics", sort=request.field("sort"), done=done, of=topic))
         return request.redirect(address(topic_address(topic), done=done))
 

@@ -39,9 +39,8 @@ from bide.engine.client import Client
 from bide.engine.context import acting_as
 from bide.engine.pauses import PauseGate
 from bide.ports import remote
-from bide.ports.remote import CALL_LASTS, OPERATIONS, Batch, Bounds, Call, Failure, Needs, Operation
-from bide.service.audit import audit
-from bide.service.authz import ALL_VERBS, AccessRefused, Caller, Verb
+from bide.ports.remote import CALL_LASTS, OPERATIONS, Batch, Bounds, Call, Failure, Operation
+from bide.service.authz import ALL_VERBS, AccessRefused, Caller, Verb, audit
 from bide.service.remote.operations import StoreOperations
 from bide.service.requests import BODY_LIMIT, Reply, problem_of
 
@@ -312,8 +311,14 @@ class StoreCalls:
         return replace(request, items=good), refused
 
     def _check(self, operation: Operation[Request, Any], request: Request, caller: Caller) -> None:
+        """Raise BadInput; Forbidden unless the caller has the needed access."""
         operation.check(request, self._bounds)
-        _permit(caller, operation.needs(request))
+        for name, topics in operation.needs(request).items():
+            verb = Verb(name)
+            if topics:
+                caller.check_all(verb, topics)
+            elif topics is None or verb not in caller.verbs:
+                caller.check(verb, None)
 
     async def _do(
         self, operation: Operation[Any, Any], request: Any, refused: Mapping[int, Exception], call: Call, caller: Caller
@@ -373,16 +378,6 @@ class StoreCalls:
             self._streams.discard(changed)
             if listening is not None:
                 await listening.close()
-
-
-def _permit(caller: Caller, needs: Needs) -> None:
-    """Raise Forbidden unless the caller has the needed access."""
-    for name, topics in needs.items():
-        verb = Verb(name)
-        if topics:
-            caller.check_all(verb, topics)
-        elif topics is None or verb not in caller.verbs:
-            caller.check(verb, None)
 
 
 def _by_place(

@@ -176,9 +176,8 @@ class Guard:
 
     def refusal(self, address: str) -> str | None:
         """The reason not to connect to a resolved address; None: it may be called. O(allowed networks)."""
-        try:
-            found = ip_address(address)
-        except ValueError:
+        found = ip_literal(address)
+        if found is None:
             return f"{address[:60]!r} is not an IP address"
         if self._is_allowed(found):
             return None

@@ -246,9 +246,10 @@ class ThreadedResolver(AbstractResolver):
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def new_session(connector: Connector) -> aiohttp.ClientSession:
+def new_session(**how: Any) -> aiohttp.ClientSession:
+    """A session over a `Connector` that is made with these arguments."""
     return aiohttp.ClientSession(
-        connector=connector,
+        connector=Connector(**how),
         cookie_jar=aiohttp.DummyCookieJar(),  # cookies of one receiver are not sent to the next
         trust_env=False,  # a proxy would connect past the guard
         auto_decompress=False,  # a few bytes may unpack to gigabytes

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from typing import Any, NamedTuple, Self
 
@@ -17,6 +16,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 from msgspec import DecodeError
 
+from bide._version import __version__
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Length, duration
 from bide.core.options import decode_options
@@ -28,7 +28,6 @@ from bide.sinks.webhook.guard import Guard, Target
 from bide.sinks.webhook.hosts import HostLimits
 from bide.sinks.webhook.sending import (
     CURRENT_EXCHANGE,
-    Connector,
     Exchange,
     Observe,
     ThreadedResolver,
@@ -50,6 +49,7 @@ _log = logging.getLogger("bide.webhooks")
 URL_HEADER = "webhook"
 """The header of a task that names its URL, if the route is per task."""
 _SLOTS_PER_HOST = 5
+_COMMON_HEADERS = {"user-agent": f"bide/{__version__}", "accept": "*/*", "accept-encoding": "identity"}
 _NO_HEADERS: Mapping[str, str] = {}
 _LARGE = 2**20
 """Bytes. aiohttp takes larger bodies as a file, to send them in parts."""
@@ -90,14 +90,13 @@ class WebhookPost:
         self.per_host = per_host
         self.observe = observe
         self.now = now
-        self.agent = _agent()
         self._connections = connections
         self._tls = tls
         self._resolver = resolver
         self._own_resolver: ThreadedResolver | None = None
         self._hosts: HostLimits | None = None
-        self._guarded: aiohttp.ClientSession | None = None
-        self._unguarded: aiohttp.ClientSession | None = None
+        self.sessions: dict[bool, aiohttp.ClientSession] = {}
+        """By `Target.trusted`: the session whose connections are guarded, and the one for hosts allowed by name."""
 
     def sink(
         self,
@@ -127,12 +126,6 @@ class WebhookPost:
             raise SetupError("the webhook post is not open: use it as `async with post:` around the worker")
         return self._hosts
 
-    def session(self, *, trusted: bool) -> aiohttp.ClientSession:
-        """The session whose connections are guarded, or the one for hosts that are allowed by name."""
-        session = self._unguarded if trusted else self._guarded
-        assert session is not None, "hosts was asked before"
-        return session
-
     def report(self, result: WebhookResult) -> None:
         """Call the observer; its errors are logged and change no outcome."""
         assert self.observe is not None
@@ -148,18 +141,23 @@ class WebhookPost:
         if self._hosts is not None:
             raise SetupError("the webhook post is open already")
         self._hosts = HostLimits(self.per_host)
-        resolver = self._resolver
-        if resolver is None:
+        if (resolver := self._resolver) is None:
             resolver = self._own_resolver = ThreadedResolver()
-        self._guarded = self._new_session(resolver, guarded=True)
-        if self.guard.trusts_hosts:
-            self._unguarded = self._new_session(resolver, guarded=False)
+        for trusted in (False, True) if self.guard.trusts_hosts else (False,):
+            self.sessions[trusted] = new_session(
+                limit=self._connections,
+                ttl_dns_cache=_NAMES_KNOWN,
+                keepalive_timeout=_KEEP_ALIVE,
+                resolver=resolver,
+                ssl=True if self._tls is None else self._tls,
+                socket_factory=None if trusted else self.guard.socket,
+            )
 
     async def close(self) -> None:
         """Close all connections; running deliveries fail. Closing twice is allowed."""
-        sessions = [session for session in (self._guarded, self._unguarded) if session is not None]
-        self._hosts = self._guarded = self._unguarded = None
-        await asyncio.gather(*(session.close() for session in sessions))
+        self._hosts = None
+        sessions, self.sessions = self.sessions, {}
+        await asyncio.gather(*(session.close() for session in sessions.values()))
         if self._own_resolver is not None:
             await self._own_resolver.close()
             self._own_resolver = None
@@ -170,17 +168,6 @@ class WebhookPost:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
-
-    def _new_session(self, resolver: AbstractResolver, *, guarded: bool) -> aiohttp.ClientSession:
-        connector = Connector(
-            limit=self._connections,
-            ttl_dns_cache=_NAMES_KNOWN,
-            keepalive_timeout=_KEEP_ALIVE,
-            resolver=resolver,
-            ssl=True if self._tls is None else self._tls,
-            socket_factory=self.guard.socket if guarded else None,
-        )
-        return new_session(connector)
 
 
 class _Ended(NamedTuple):
@@ -214,7 +201,7 @@ class WebhookSink:
         self._signer = Signer(secrets)
         self._connect, self._total = _seconds(connect, "connect"), _seconds(total, "total")
         self._timeout = aiohttp.ClientTimeout(total=self._total, connect=self._connect)
-        self._static = {"user-agent": post.agent, "accept": "*/*", "accept-encoding": "identity"} | own_headers(headers)
+        self._static = _COMMON_HEADERS | own_headers(headers)
 
     @property
     def concurrency(self) -> int:
@@ -307,7 +294,7 @@ class WebhookSink:
         payload = task.record.payload
         token = CURRENT_EXCHANGE.set(exchange)
         try:
-            return await self._post.session(trusted=target.trusted).post(
+            return await self._post.sessions[target.trusted].post(
                 target.url,
                 data=payload if len(payload) <= _LARGE else BytesIO(payload),
                 headers=headers,
@@ -347,10 +334,3 @@ def _seconds(length: Length, field: str) -> float:
     if not 1 <= millis <= 3_600_000:
         raise BadInput(field, length, "a duration from 1ms to 1h")
     return millis / 1000
-
-
-def _agent() -> str:
-    try:
-        return f"bide/{version('bide')}"
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "bide"

@@ -21,6 +21,7 @@ import asyncio
 import io
 import ipaddress
 import logging
+from time import monotonic
 from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -43,7 +44,7 @@ from bide.core.instants import Millis
 from bide.ports import remote
 from bide.ports.remote import OPERATIONS, Call, Failure, Hello, Operation, Success, Welcome
 from bide.stores.clocks import ServerTime
-from bide.stores.resending import FIRST_PAUSE, Resending
+from bide.stores.resending import FIRST_PAUSE, Lost, NotSent, Resending
 from bide.stores.urls import unreached
 
 _ACCEPTED = '"http://host:8420" or "https://host/prefix"; the only option is "?insecure=1"'
@@ -92,14 +93,6 @@ def _is_loopback(host: str) -> bool:
 
 
 # --- errors
-
-
-class NotSent(Exception):
-    """There is no connection, no service behind it, or a proxy refused the call: nothing was done."""
-
-
-class Lost(Exception):
-    """The call was sent, but no readable answer arrived: only a resend with its number shows whether it was done."""
 
 
 class TooLarge(StoreError):
@@ -317,13 +310,13 @@ class Calls:
                 if session != self._session:
                     session, refusals = self._session, 0
                     body = remote.encode(Call(session, number, now, Raw(request)))
-                at = self._time.clock()
+                at = monotonic()
                 answer = self._read(
                     await self._transport.post(name, body, min(silence, max(resending.ends - at, 0.05)))
                 )
                 if not isinstance(answer, Failure):
                     if not resending.may_be_done:  # otherwise this may be a repeated answer, with an old time
-                        self._time.saw(answer.micros, at, self._time.clock())
+                        self._time.saw(answer.micros, at, monotonic())
                     return answer
                 if answer.kind not in (remote.SESSION, remote.ELSEWHERE):
                     raise remote.error_of(answer, where)
@@ -383,11 +376,11 @@ class Calls:
             task.exception()  # each waiting call raises it
 
     async def _begin(self) -> None:
-        at = self._time.clock()
+        at = monotonic()
         welcome = self._welcome(
             await self._transport.post("open", remote.encode(Hello(remote.WIRE, self._clock)), self._silence)
         )
-        self._time.saw(welcome.micros, at, self._time.clock())
+        self._time.saw(welcome.micros, at, monotonic())
         self.body_limit = welcome.body_limit
         self.most = max(1, min(welcome.most, 1_000))
         self._session = welcome.session

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -33,10 +33,10 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import COUNTED, Clock, Features, Listening, OnTaken, OnWake, remote
+from bide.ports import COUNTED, Features, Listening, OnTaken, OnWake, remote
 from bide.ports.remote import Batch, Operation, Success
 from bide.stores.batches import gathered, slices
-from bide.stores.clocks import ServerTime, StoreClock
+from bide.stores.clocks import ServerStore, ServerTime, WhichClock
 from bide.stores.http.calls import Calls, NotAllowed, TooLarge, Transport, base_of
 from bide.stores.http.wakes import Subscriber
 
@@ -50,9 +50,18 @@ class _Opened(NamedTuple):
     transport: Transport
     calls: Calls
     wakes: Subscriber
+    time: ServerTime
+
+    async def read_clock(self) -> int:
+        return (await self.calls.ask(remote.TIME, remote.encode(None), None)).micros
+
+    async def close(self) -> None:
+        self.calls.closed = True
+        await self.wakes.close()
+        await self.transport.close()
 
 
-class HttpStore:
+class HttpStore(ServerStore[_Opened]):
     """Tasks in the store of the service at `url`; see `calls` for the accepted URLs. Every call carries `token`.
 
     `clock`: by default the service's; "caller" uses the `now` of each call, which only a service under test accepts.
@@ -65,52 +74,35 @@ class HttpStore:
         url: str,
         *,
         token: str | None = None,
-        clock: Literal["server", "caller"] = "server",
+        clock: WhichClock = "server",
         patience: float = 10.0,
         silence: float = 3.0,
     ) -> None:
-        self._where = base_of(url, token)
-        if clock not in ("server", "caller"):
-            raise BadInput("clock", clock, '"server" or "caller"')
-        for name, seconds in (("patience", patience), ("silence", silence)):
-            if not 0 < seconds <= remote.CALL_LASTS:
-                raise BadInput(name, seconds, f"seconds above 0, at most {remote.CALL_LASTS}")
+        super().__init__(base_of(url, token), clock, remote.CALL_LASTS, patience=patience, silence=silence)
         self._token = token
-        self._clock: Literal["server", "caller"] = clock
         self._patience = patience
         self._silence = silence
-        self._time = ServerTime()
-        self._opened: _Opened | None = None
 
     def __repr__(self) -> str:
-        return f"<HttpStore {self._where}>"
+        return f"<HttpStore {self._shown}>"
 
     @property
     def features(self) -> Features:
         return Features(wakes=self, workers=self, events=self, clock=self, remote=self)
 
-    async def open(self) -> None:
+    async def _connect(self) -> _Opened:
         """Connect to the service. Raises StoreUnavailable, StoreMismatch, and SetupError for a wrong token."""
-        if self._opened is not None:
-            return
-        self._time = ServerTime()
-        transport = Transport(self._where, self._token)
-        calls = Calls(transport, self._time, clock=self._clock, patience=self._patience, silence=self._silence)
+        time = ServerTime()
+        transport = Transport(self._shown, self._token)
+        calls = Calls(transport, time, clock=self._clock, patience=self._patience, silence=self._silence)
         try:
             await calls.begin()
         except BaseException:
             await transport.close()
             raise
-        if self._clock == "server":
-            self._time.warn_of_skew(self._where)
-        self._opened = _Opened(transport, calls, Subscriber(transport, self._time, patience=self._silence))
-
-    async def close(self) -> None:
-        if self._opened is not None:
-            opened, self._opened = self._opened, None
-            opened.calls.closed = True
-            await opened.wakes.close()
-            await opened.transport.close()
+        if self._by_server:
+            time.warn_of_skew(self._shown)
+        return _Opened(transport, calls, Subscriber(transport, time, patience=self._silence), time)
 
     # --- clients
 
@@ -136,7 +128,7 @@ class HttpStore:
         while len(records) < len(refs):
             got = await self._ask(remote.GET, list(refs[len(records) : len(records) + remote.LONGEST_PAGE]))
             if not got:
-                raise StoreUnavailable(f"{self._where}: an answer without an end")
+                raise StoreUnavailable(f"{self._shown}: an answer without an end")
             records += got
         return records
 
@@ -203,21 +195,7 @@ class HttpStore:
         rows: Raw = await self._ask(remote.MINUTES, (first, last))
         return bytes(rows)
 
-    # --- features.clock
-
-    async def time(self) -> Millis:
-        success = await self._send(remote.TIME, None)
-        return success.micros // 1000  # the service's value: the local estimate may go back by part of a millisecond
-
-    def clock(self) -> Clock | None:
-        return StoreClock(self._time) if self._clock == "server" else None
-
     # --- calls
-
-    def _open(self) -> _Opened:
-        if self._opened is None:
-            raise StoreUnavailable(f"{self._where}: the store is not open")
-        return self._opened
 
     async def _ask(
         self, operation: Operation[Request, Answered], request: Request, now: Millis | None = None
@@ -226,7 +204,7 @@ class HttpStore:
 
     async def _send(self, operation: Operation[Request, Any], request: Request, now: Millis | None = None) -> Success:
         """Send a call. It carries `now` only if the service must not use its own clock."""
-        now = now if self._clock == "caller" else None
+        now = None if self._by_server else now
         return await self._open().calls.ask(operation, remote.encode(request), now)
 
     def _read(self, operation: Operation[Any, Answered], success: Success) -> Answered:
@@ -234,7 +212,7 @@ class HttpStore:
         try:
             return operation.read_answer(success.answer)
         except remote.UNREADABLE as error:
-            raise OutcomeUnknown(f"{self._where}: an answer that cannot be read ({error})") from error
+            raise OutcomeUnknown(f"{self._shown}: an answer that cannot be read ({error})") from error
 
     async def _batch(
         self, operation: Operation[Batch[Any], list[Any]], items: Sequence[Any], now: Millis, lasts: Millis = 0
@@ -259,7 +237,7 @@ class HttpStore:
                     raise
                 answers += [error] * len(part)
                 if isinstance(error, StoreError):
-                    left = StoreUnavailable(f"{self._where}: not sent, since what went before failed: {error}")
+                    left = StoreUnavailable(f"{self._shown}: not sent, since what went before failed: {error}")
                     answers += [left] * sum(map(len, ahead))
                     ahead.clear()
         return gathered(answers)
@@ -268,14 +246,14 @@ class HttpStore:
         """The answers, one for each item, with an error in place of each that failed. Raises OutcomeUnknown."""
         answers = self._read(operation, success)
         if len(answers) != asked:
-            raise OutcomeUnknown(f"{self._where}: {len(answers)} answers to {asked} items")
+            raise OutcomeUnknown(f"{self._shown}: {len(answers)} answers to {asked} items")
         for place, failure in success.failed.items():
             if not 0 <= place < asked:
-                raise OutcomeUnknown(f"{self._where}: a failure of item {place}, of {asked}")
-            refused = NotAllowed(f"{self._where} refused: {failure.text}")
-            answers[place] = refused if failure.kind == remote.REFUSED else remote.error_of(failure, self._where)
+                raise OutcomeUnknown(f"{self._shown}: a failure of item {place}, of {asked}")
+            refused = NotAllowed(f"{self._shown} refused: {failure.text}")
+            answers[place] = refused if failure.kind == remote.REFUSED else remote.error_of(failure, self._shown)
         if None in answers:
-            raise OutcomeUnknown(f"{self._where}: an item without an answer")
+            raise OutcomeUnknown(f"{self._shown}: an item without an answer")
         return answers
 
     async def _truths(
@@ -290,7 +268,7 @@ class HttpStore:
             answers = list(partly.answers)
         refused = [one for one in answers if isinstance(one, BadInput)]
         if refused:
-            _log.error("%s: %s of %d was refused: %s", self._where, operation.name, len(refused), refused[0])
+            _log.error("%s: %s of %d was refused: %s", self._shown, operation.name, len(refused), refused[0])
         return gathered([False if isinstance(one, BadInput) else one for one in answers])
 
 

@@ -19,8 +19,9 @@ from bide.core.errors import StoreError
 from bide.core.records import Topic
 from bide.ports import OnWake, remote
 from bide.stores.clocks import ServerTime
-from bide.stores.http.calls import Lost, Reply, Transport
+from bide.stores.http.calls import Reply, Transport
 from bide.stores.listeners import Listener, Listeners
+from bide.stores.resending import Lost
 
 _log = logging.getLogger("bide.http")
 _SILENCE = 3 * remote.HEARTBEAT

@@ -48,7 +48,6 @@ from bide.core.records import (
 )
 from bide.ports import COUNTED, Features, OnTaken, OnWake
 from bide.stores.batches import drained
-from bide.stores.cursors import read_cursor
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.memory.lines import Listings, MakeTimer, MemoryReads, TopicTasks
 from bide.stores.sql.reading import read_page
@@ -150,10 +149,7 @@ class MemoryStore:
 
     async def find(self, where: Filter, page: Page) -> Found:
         self._check_open()
-        place = read_cursor(page.cursor, where)
-        if page.limit <= 0:
-            return Found([], page.cursor)
-        return await read_page(MemoryReads(self._listings, self._topics), where, place, page.limit)
+        return await read_page(MemoryReads(self._listings, self._topics), where, page)
 
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None

@@ -31,15 +31,14 @@ from msgspec import Struct
 from bide.core.errors import BadInput, OutcomeUnknown, StoreCorrupt, StoreMismatch, StoreUnavailable
 from bide.core.instants import Millis
 from bide.stores.mysql.queries import THERE, Code, Names, Quote, listed, queries_of, quoted, tuples
+from bide.stores.resending import Lost, NotSent
 from bide.stores.sql.dialect import (
     OURS,
     AlreadyApplied,
     Dialect,
     KeyTaken,
     LockTimeout,
-    Lost,
     Meanings,
-    NotSent,
     RowsMissing,
     TransactionConflict,
 )
@@ -542,9 +541,6 @@ class MySqlConnection(JournaledConnection[Call]):
         self.largest = 0
         """The maximum size of a packet that the server accepts, in bytes, once it is known; until then 0."""
 
-    def queries_on(self, connection: Connection) -> Mapping[str, Any]:
-        return queries_of(self._address.schema, self._address.prefix, mariadb=connection.mariadb)
-
     async def _connect(self) -> Connection:
         connection = await connect(self._address, within=self._silence)
         self.largest = connection.largest
@@ -562,7 +558,8 @@ class MySqlConnection(JournaledConnection[Call]):
         return connection.usable and not (aging and time.monotonic() - connection.made_at >= _SECOND_BEST)
 
     def _call(self, connection: Connection, limit: asyncio.Timeout) -> Call:
-        return Call(self, connection, self.queries_on(connection), limit)
+        queries = queries_of(self._address.schema, self._address.prefix, mariadb=connection.mariadb)
+        return Call(self, connection, queries, limit)
 
     async def _prepare(self, call: Call) -> Repeated | None:
         return await self._find_repeated(call) if call.may_be_done else None

@@ -149,23 +149,20 @@ def these_batches(names: Iterable[BatchKey], quote: Quote) -> Code:
     )  # fmt: skip
 
 
-class Remains(NamedTuple):
-    """The current state of the tasks in batches."""
+async def read_remains(
+    call: Call, expired: Mapping[Topic, Expired], most: Mapping[Topic, int]
+) -> dict[Topic, tuple[list[StillLeased], Rows]]:
+    """Read which tasks of these batches are still leased, and which of those are lost.
 
-    held: list[StillLeased]
-    """All tasks that are still leased, including the lost ones."""
-    lost: Rows
-
-
-async def read_remains(call: Call, expired: Mapping[Topic, Expired], most: Mapping[Topic, int]) -> dict[Topic, Remains]:
-    """Read the current state of the tasks in these batches; lock lost tasks, up to `most` of each topic."""
+    Locks lost tasks, up to `most` of each topic.
+    """
     statements = []
     for topic, batches in expired.items():
         holds = held(batches.pairs or [_NO_ROW])
         statements += [call.write("still_leased", held=holds), call.write("take_lost", held=holds, most=most[topic])]
     answers = await call.send(*statements)
     return {
-        topic: Remains([StillLeased(*one) for one in still], lost)
+        topic: ([StillLeased(*one) for one in still], lost)
         for topic, still, lost in zip(expired, answers[::2], answers[1::2], strict=True)
     }
 

@@ -40,7 +40,7 @@ from bide.stores.mysql.lease_batches import (
 )
 from bide.stores.mysql.queries import AT, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
 from bide.stores.sql.leasing import LATER, LONGEST, POLL, SLACK, Leasing, ScanBounds, ScanPositions
-from bide.stores.sql.rows import CODES
+from bide.stores.sql.operations import CODES
 
 # --- where scans begin
 
@@ -303,13 +303,13 @@ class MySqlLeasing(Leasing):
             if start.thorough and answers[each * place + 1]:
                 expired[topic] = read_expired(topic, answers[each * place + 1])
         if expired:
-            for topic, what in (await read_remains(call, expired, counts)).items():
+            for topic, (held, lost) in (await read_remains(call, expired, counts)).items():
                 dues = locked.found[topic]
-                dues += what.lost
+                dues += lost
                 dues.sort(key=_wake)
                 del dues[counts[topic] :]
                 leased = {row[ROW] for row in dues}
-                left = [one for one in what.held if one.row not in leased]
+                left = [one for one in held if one.row not in leased]
                 locked.expired[topic] = expired[topic].names[0].until
                 locked.rewritten.extend(rewrite_batches(call, expired[topic], left, there))
         return locked

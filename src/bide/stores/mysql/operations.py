@@ -55,6 +55,8 @@ from bide.stores.mysql.queries import (
 from bide.stores.sql.dialect import KeyTaken, RowsMissing, TransactionConflict
 from bide.stores.sql.journaled_connection import Runs
 from bide.stores.sql.operations import (
+    CODES,
+    STATES,
     Batch,
     Found,
     MessagesOf,
@@ -65,7 +67,6 @@ from bide.stores.sql.operations import (
     decide_settlements,
 )
 from bide.stores.sql.reading import LATEST, Located, ServerReads, by_wake_at, count_of
-from bide.stores.sql.rows import CODES, STATES
 
 T = TypeVar("T", str, tuple[str, Token])
 

@@ -18,7 +18,7 @@ from typing import Any
 from bide.core.names import storable
 from bide.core.records import Record, State, Topic
 from bide.stores.named_queries import read_queries
-from bide.stores.sql.rows import CODES, ENDED, STATES
+from bide.stores.sql.operations import CODES, ENDED, STATES
 
 DUE = (
     "`row`, `key`, id, group_name, due_at, at, attempt, failures, losses, token, payload, options, deadline, error, "
@@ -53,12 +53,9 @@ class Code(bytes):
 
 def quoted(data: bytes) -> bytes:
     """A value for a connection whose character set is `binary` and whose SQL mode allows backslash escapes."""
-    return b"'" + escaped(data) + b"'"
-
-
-def escaped(data: bytes) -> bytes:
-    """The bytes escaped for use between quotes."""
-    return data.replace(b"\\", b"\\\\").replace(b"'", b"''") if b"'" in data or b"\\" in data else data
+    if b"'" in data or b"\\" in data:
+        data = data.replace(b"\\", b"\\\\").replace(b"'", b"''")
+    return b"'" + data + b"'"
 
 
 def in_hexadecimal(data: bytes) -> bytes:

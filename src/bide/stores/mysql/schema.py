@@ -68,8 +68,6 @@ SCHEMA = MySqlSchema(MYSQL, Path(__file__).parent / "migrations", _BOOK)
 
 # --- doctor
 
-_LONG = 600
-"""The age of a transaction, in seconds, above which it has kept the server from cleaning up for too long."""
 _PACKET = 4 * 1024 * 1024
 
 
@@ -133,4 +131,4 @@ async def _oldest(call: Call) -> Finding:
         [[age]] = await call.ask("oldest_transaction")
     except MySQLError:
         return Finding(True, "whether there are old transactions is not known: this user lacks PROCESS")
-    return oldest_transaction(age, _LONG, "InnoDB", "information_schema.innodb_trx")
+    return oldest_transaction(age, "InnoDB", "information_schema.innodb_trx")

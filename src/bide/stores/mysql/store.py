@@ -28,7 +28,6 @@ from bide.stores.mysql.connection import MYSQL, Address, Call, MySqlConnection, 
 from bide.stores.mysql.joined import MySqlVerbs, Transactions, identity_of
 from bide.stores.mysql.leasing import MySqlLeasing
 from bide.stores.mysql.operations import MySqlReads
-from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.schema import SCHEMA, diagnose
 from bide.stores.mysql.watched_table import MySqlTable
 from bide.stores.sql.dialect import LockTimeout
@@ -97,7 +96,6 @@ class MySqlRuntime(Runtime):
 
     def __init__(self, address: Address, **options: Any) -> None:
         super().__init__(address, **options)
-        self.joined_queries = queries_of(address.schema, address.prefix)
         self.leasing = MySqlLeasing(self)
         self.operations = Operations(
             add=partial(operations.add, conflicts=Conflicts()), change=operations.change,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, timedelta
 from pathlib import Path
@@ -17,8 +17,7 @@ from asyncmy.errors import MySQLError
 
 from bide.core.errors import SetupError
 from bide.core.instants import Millis, as_datetime
-from bide.core.table_source import TableSource
-from bide.ports import DueRow, Joined
+from bide.ports import DueRow
 from bide.stores.clocks import Stretch
 from bide.stores.mysql.connection import AFRESH, MYSQL, Connection, Rows, connect
 from bide.stores.named_queries import read_queries
@@ -78,13 +77,11 @@ class MySqlTable(ServerTable):
     _altered = (1054, 1146, 1176, 1412)
     _refused = (MySQLError,)
 
-    def __init__(
-        self, source: TableSource, connections: Any, pollers: Any, clock: str, using: Callable[[Any], Joined] | None
-    ) -> None:
-        super().__init__(source, connections, pollers, clock, using)
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
         self._served = True
         self._names |= {"index": "", "by_id": ""}
-        self._schema, _, self._table = source.table.rpartition(".")
+        self._schema, _, self._table = self._source.table.rpartition(".")
 
     @staticmethod
     def _quoted(name: str) -> str:

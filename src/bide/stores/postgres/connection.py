@@ -30,17 +30,8 @@ from msgspec import Struct
 from bide.core.errors import BadInput, StoreCorrupt, StoreMismatch, StoreUnavailable
 from bide.core.instants import Millis
 from bide.stores.postgres.queries import Names
-from bide.stores.sql.dialect import (
-    OURS,
-    AlreadyApplied,
-    Dialect,
-    KeyTaken,
-    LockTimeout,
-    Lost,
-    Meanings,
-    NotSent,
-    TransactionConflict,
-)
+from bide.stores.resending import Lost, NotSent
+from bide.stores.sql.dialect import OURS, AlreadyApplied, Dialect, KeyTaken, LockTimeout, Meanings, TransactionConflict
 from bide.stores.sql.journaled_connection import JournaledConnection, NumberedCall
 from bide.stores.urls import parts_of, unreached
 

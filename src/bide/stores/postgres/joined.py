@@ -18,7 +18,7 @@ from bide.stores.batches import AT_ONCE
 from bide.stores.driver_adapters import AsyncpgDriver, Driver, PsycopgDriver
 from bide.stores.postgres import operations
 from bide.stores.postgres.connection import CALLS_OF_A_ROW, Call, by_code, connect, meaning, said
-from bide.stores.sql.dialect import Lost
+from bide.stores.resending import Lost
 from bide.stores.sql.transactions import (
     ConnectionState,
     JoinedVerbs,

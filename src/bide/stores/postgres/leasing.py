@@ -34,7 +34,7 @@ from bide.core.records import Leased, Record, Topic
 from bide.stores.postgres.connection import Call, PostgresConnection, Row
 from bide.stores.postgres.queries import MOST
 from bide.stores.sql.leasing import LATER, LONGEST, SLACK, Leasing, ScanBounds, ScanPositions
-from bide.stores.sql.rows import WIDTH, WOKE, record_of
+from bide.stores.sql.operations import WIDTH, WOKE, record_of
 
 # --- where scans begin
 

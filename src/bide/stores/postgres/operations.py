@@ -10,6 +10,7 @@ import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
+from math import isqrt
 from typing import Any
 
 import msgspec
@@ -38,11 +39,14 @@ from bide.core.records import (
 from bide.ports import COUNTED
 from bide.stores.batches import AT_ONCE, Conflicts, Named, rounds, wakes_of
 from bide.stores.postgres.connection import Call, PostgresConnection, Row
-from bide.stores.postgres.queries import BYTES, columns, packed
 from bide.stores.sql.dialect import AlreadyApplied, KeyTaken
 from bide.stores.sql.journaled_connection import OnLocked, RowLocked, Runs
 from bide.stores.sql.operations import (
+    CODES,
     HELD,
+    ROW,
+    STATES,
+    WIDTH,
     Batch,
     Found,
     MessagesOf,
@@ -50,16 +54,59 @@ from bide.stores.sql.operations import (
     decide_added,
     decide_changes,
     decide_settlements,
+    record_of,
     rest_of,
+    values_of,
 )
 from bide.stores.sql.reading import Located, ServerReads, count_of
-from bide.stores.sql.rows import CODES, ROW, STATES, WIDTH, record_of, values_of
 
 _LEASE_COLUMNS = 3
 _ALIKE_IN_LEASES = (0,)
 """The place of the topic."""
 _LOCKED = slice(3, 3 + WIDTH)
 """The record's part of a row of `lock_tasks`."""
+
+
+# --- arrays of values
+
+BYTES = (13, 14)
+"""The positions of payload and options in a row."""
+
+
+def columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
+    """Transpose rows into one array for each column, as `unnest` takes them."""
+    return [nested(list(column)) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
+
+
+def packed(given: Iterable[list[Any]], alike: Collection[int]) -> list[list[Any]]:
+    """Shorten columns of one or more rows; the statement expands them again. A column of nulls becomes empty.
+
+    A column in `alike`, which often has equal values, becomes one element if they are all equal.
+    """
+    return [
+        [] if column[0] is None and column.count(None) == len(column)
+        else once(column) if number in alike
+        else nested(column)
+        for number, column in enumerate(given)
+    ]  # fmt: skip
+
+
+def once(column: list[Any]) -> list[Any]:
+    """Reduce a column of equal values to one element; the statement expands it again."""
+    same = column and column[0] == column[-1] and column.count(column[0]) == len(column)
+    return column[:1] if same else nested(column)
+
+
+def nested(column: list[Any]) -> list[Any]:
+    """Split the column into equal parts if its length has divisors; `unnest` treats such a nested array the same.
+
+    The driver checks whether each element is a list, which takes four times as long as encoding it. In a nested array
+    it checks only the first part, since all parts must have the same shape.
+    """
+    size = len(column)
+    parts = next((parts for parts in range(isqrt(size), 1, -1) if size % parts == 0), 1)
+    width = size // parts
+    return column if parts == 1 else [column[first : first + width] for first in range(0, size, width)]
 
 
 # --- batches that decide
@@ -254,7 +301,12 @@ async def move(
     Raises RowLocked: one of the tasks was locked, and nothing was done.
     """
     places = rounds(moves)[0]
-    arguments = _arguments(moves, places)
+    asked = [
+        (one.topic, one.key, min(max(one.due.millis, -LAST_INSTANT), LAST_INSTANT), type(one.due) is not At,
+         one.if_token, one.deadline)
+        for one in (moves[place] for place in places)
+    ]  # fmt: skip
+    arguments = packed(map(list, zip(*asked, strict=True)), _ALIKE_IN_MOVES)
 
     def answered(rows: Iterable[Sequence[Any]], start: int = 0) -> None:
         for row in rows:
@@ -269,15 +321,6 @@ async def move(
         answered(_moves_kept(row["answer"]))
 
     await connection.run(update, updated, locked="report")
-
-
-def _arguments(moves: Sequence[Move], places: Sequence[int]) -> list[list[Any]]:
-    rows = []
-    for place in places:
-        one = moves[place]
-        due = min(max(one.due.millis, -LAST_INSTANT), LAST_INSTANT)
-        rows.append((one.topic, one.key, due, type(one.due) is not At, one.if_token, one.deadline))
-    return packed(map(list, zip(*rows, strict=True)), _ALIKE_IN_MOVES)
 
 
 def _moves_kept(answer: bytes | None) -> list[list[Any]]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from math import isqrt
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from bide.stores.named_queries import read_queries
-from bide.stores.sql.rows import COLUMNS
+from bide.stores.sql.operations import COLUMNS
 
 _AS_TEXT = COLUMNS.replace("payload, options", "encode(payload, 'base64'), encode(options, 'base64')")
 """The same columns, with bytes encoded as text."""
@@ -83,46 +81,3 @@ def queries_of(schema: str, prefix: str, *, joined: bool = False) -> Mapping[str
 
 MOST = (16, 256, 4_096, 65_536, 1_000_000)
 """The limits per topic for which `lease` is rendered: the planner has to see a number, see `queries.sql`."""
-
-
-# --- arrays of values
-
-
-BYTES = (13, 14)
-"""The positions of payload and options in a row."""
-
-
-def columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
-    """Transpose rows into one array for each column, as `unnest` takes them."""
-    return [nested(list(column)) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
-
-
-def packed(given: Iterable[list[Any]], alike: Collection[int]) -> list[list[Any]]:
-    """Shorten columns of one or more rows; the statement expands them again. A column of nulls becomes empty.
-
-    A column in `alike`, which often has equal values, becomes one element if they are all equal.
-    """
-    return [
-        [] if column[0] is None and column.count(None) == len(column)
-        else once(column) if number in alike
-        else nested(column)
-        for number, column in enumerate(given)
-    ]  # fmt: skip
-
-
-def once(column: list[Any]) -> list[Any]:
-    """Reduce a column of equal values to one element; the statement expands it again."""
-    same = column and column[0] == column[-1] and column.count(column[0]) == len(column)
-    return column[:1] if same else nested(column)
-
-
-def nested(column: list[Any]) -> list[Any]:
-    """Split the column into equal parts if its length has divisors; `unnest` treats such a nested array the same.
-
-    The driver checks whether each element is a list, which takes four times as long as encoding it. In a nested array
-    it checks only the first part, since all parts must have the same shape.
-    """
-    size = len(column)
-    parts = next((parts for parts in range(isqrt(size), 1, -1) if size % parts == 0), 1)
-    width = size // parts
-    return column if parts == 1 else [column[first : first + width] for first in range(0, size, width)]

@@ -48,8 +48,6 @@ SCHEMA = PostgresSchema(POSTGRES, Path(__file__).parent / "migrations", _BOOK)
 
 _DEAD = 500_000
 """The number of dead rows above which leases are noticeably slower."""
-_LONG = 600
-"""The age of a transaction, in seconds, above which it has blocked vacuum for too long."""
 
 
 async def diagnose(
@@ -117,4 +115,4 @@ def _horizon(age: int | None) -> Finding:
             "how old others' transactions are this user may not see",
             "an old one keeps vacuum from cleaning up: GRANT pg_read_all_stats TO this user, or watch it yourself",
         )
-    return oldest_transaction(age, _LONG, "vacuum", "pg_stat_activity shows who")
+    return oldest_transaction(age, "vacuum", "pg_stat_activity shows who")

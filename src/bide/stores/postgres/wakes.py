@@ -27,7 +27,7 @@ from bide.ports import OnTaken, OnWake
 from bide.stores.batches import Drained
 from bide.stores.listeners import Listener
 from bide.stores.postgres.connection import Call, connect, said
-from bide.stores.sql.dialect import NotSent
+from bide.stores.resending import NotSent
 from bide.stores.sql.leasing import POLL
 
 _log = logging.getLogger("bide.postgres")
@@ -159,18 +159,15 @@ class Subscription:
         return True
 
     async def _run(self) -> None:
-        first = True
         while True:
-            if not first:
-                self.replaced += 1
-                await asyncio.sleep(_PAUSE)
-            first = False
             try:
                 await self._hear()
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, NotSent, StoreError, TimeoutError) as error:
                 _log.info("the subscription ended (%s); another is made", said(error))
             finally:
                 self._runtime.look_every = POLL
+            self.replaced += 1
+            await asyncio.sleep(_PAUSE)
 
     async def _hear(self) -> None:
         connection = await connect(self._address, within=self._patience)

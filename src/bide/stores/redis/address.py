@@ -27,7 +27,6 @@ _ACCEPTED = (
     '"redis://host:6379/0", "rediss://...", "unix:///path.sock", "redis+sentinel://host:26379/service/0" or '
     '"redis+cluster://host:6379,host:6380", with options such as "?namespace=shop"'
 )
-_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class Address(Struct, frozen=True, kw_only=True):
@@ -122,37 +121,26 @@ def _number(name: str, text: str, least: int, most: int) -> int:
     return int(text)
 
 
-def _namespace(text: str) -> str:
-    if not _NAMESPACE.fullmatch(text):
-        raise BadInput("namespace", text, "1 to 64 letters, digits, '_', '.', '-', the first a letter or digit")
+def _matching(name: str, text: str, pattern: str, accepted: str) -> str:
+    if not re.fullmatch(pattern, text):
+        raise BadInput(name, text, accepted)
     return text
 
 
 def _truth(name: str, text: str) -> bool:
-    if text not in ("0", "1", "true", "false"):
-        raise BadInput(name, text, "0 or 1")
-    return text in ("1", "true")
+    return _matching(name, text, "0|1|true|false", "0 or 1") in ("1", "true")
 
 
-def _certificates(text: str) -> str:
-    if text not in ("required", "optional", "none"):
-        raise BadInput("ssl_cert_reqs", text, '"required", "optional" or "none"')
-    return text
-
-
+_NAMES = "1 to 64 letters, digits, '_', '.', '-', the first a letter or digit"
+_CHECKS = '"required", "optional" or "none"'
 _KNOWN: Mapping[str, Callable[[str], Any]] = {
-    "namespace": _namespace,
+    "namespace": lambda text: _matching("namespace", text, "[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", _NAMES),
     "shards": lambda text: _number("shards", text, 1, 1024),
     "wait_replicas": lambda text: _number("wait_replicas", text, 0, 100),
     "db": lambda text: _number("db", text, 0, 1_000_000),
     "tls": lambda text: _truth("tls", text),
-    "ssl_ca_certs": str,
-    "ssl_ca_path": str,
-    "ssl_certfile": str,
-    "ssl_keyfile": str,
-    "ssl_password": str,
-    "ssl_cert_reqs": _certificates,
+    **dict.fromkeys(("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_password"), str),
+    "ssl_cert_reqs": lambda text: _matching("ssl_cert_reqs", text, "required|optional|none", _CHECKS),
     "ssl_check_hostname": lambda text: _truth("ssl_check_hostname", text),
-    "sentinel_username": str,
-    "sentinel_password": str,
+    **dict.fromkeys(("sentinel_username", "sentinel_password"), str),
 }

@@ -57,14 +57,15 @@ _SIZE = Struct(">I")
 class Layout:
     """The key names of one namespace."""
 
-    __slots__ = ("_fixed", "_starts", "_topics", "namespace", "shards", "tags")
+    __slots__ = ("_fixed", "_starts", "namespace", "shards", "tags", "topic")
 
     def __init__(self, namespace: str, shards: int) -> None:
         self.namespace = namespace
         self.shards = shards
         self.tags = [f"{{{namespace}:{shard}}}:" for shard in range(shards)]
         self._fixed = [tuple(f"{tag}{letter}".encode() for letter in "ntgfi") for tag in self.tags]
-        self._topics = lru_cache(maxsize=_MOST)(self._topic_keys)
+        self.topic = lru_cache(maxsize=_MOST)(self._topic_keys)
+        """(shard, topic): the keys for the bodies and the five indexes by state."""
         self._starts: dict[str, int] = {}
         """The hash of each topic, from which a key's hash continues."""
 
@@ -82,16 +83,12 @@ class Layout:
         counter, topics, groups, finished, counts = self._fixed[shard]
         return counter, b"%sa:%s" % (counter[:-1], caller), topics, groups, finished, counts
 
-    def topic(self, shard: int, topic: Topic) -> tuple[bytes, ...]:
-        """The keys for the bodies and the five indexes by state."""
-        return self._topics(shard, topic)
-
     def _topic_keys(self, shard: int, topic: Topic) -> tuple[bytes, ...]:
         tag = self.tags[shard]
         return tuple(f"{tag}{letter}:{topic}".encode() for letter in ("b", *INDEX_LETTERS.values()))
 
     def index(self, shard: int, topic: Topic, state: State) -> bytes:
-        return self._topics(shard, topic)[_PLACES[state]]
+        return self.topic(shard, topic)[_PLACES[state]]
 
     def topics(self, shard: int) -> bytes:
         return self._fixed[shard][1]
@@ -201,7 +198,8 @@ def _record_of(topic: Topic, key: str, body: bytes) -> Record:
         life = str(body[place + 1 : place + 1 + size], "utf-8", "backslashreplace")
         place += 1 + size
     else:
-        life = _uuid_text(body[place + 1 : place + 17])
+        text = body[place + 1 : place + 17].hex()
+        life = f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
         place += 17
     options = b""
     if flags & OPTIONS:
@@ -217,8 +215,3 @@ def _record_of(topic: Topic, key: str, body: bytes) -> Record:
         t1 << 48 | t2 << 32 | t3, holder, body[place:], options, deadline, error, c1 << 32 | c2,
         finished if ended else None, keep if ended else None,
     )  # fmt: skip
-
-
-def _uuid_text(raw: bytes) -> str:
-    text = raw.hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -256,18 +256,15 @@ class LateAnswers:
                     late += tasks
                     self._notify(topic, self._now())
             if late:
-                self._in_background(self._keep_for_a_moment(holder), holder)
+                self._in_background(self._return(holder, after=_KEPT), holder)
         finally:
             asking.cancel()
             for call, _ in calls:
                 self.away.pop(call.shard, None)
 
-    async def _keep_for_a_moment(self, holder: str) -> None:
-        await asyncio.sleep(_KEPT)
-        await self._return(holder)
-
-    async def _return(self, holder: str) -> None:
-        """Give back the late tasks of this holder, so that any worker can lease them."""
+    async def _return(self, holder: str, *, after: float = 0.0) -> None:
+        """Give back the late tasks of this holder `after` some seconds, so that any worker can lease them."""
+        await asyncio.sleep(after)
         late = self._tasks.pop(holder, None)
         if late:
             await self._give_back([record for _, record in late])

@@ -32,15 +32,13 @@ from bide.stores.redis.topology import (
     ELSEWHERE,
     WAIT,
     Command,
-    Lost,
-    NotSent,
     SharedConnection,
     Topology,
     refusal,
     where_to_ask,
     word_of,
 )
-from bide.stores.resending import Resending
+from bide.stores.resending import Lost, NotSent, Resending
 
 _PAGE, _COUNT = script("page", flags=False, library=False), script("count", flags=False, library=False)
 _SCRIPTS = {one.sha: one.text for one in (_PAGE, _COUNT)}
@@ -354,11 +352,6 @@ def _ref_of(member: bytes) -> Ref:
     """The task of a group's entry: group NUL topic NUL key."""
     topic, _, key = text_of(member).partition("\0")[2].partition("\0")
     return Ref(topic, key)
-
-
-async def _topics_of(reader: Reader) -> set[Topic]:
-    """Every topic that has a task."""
-    return {topic for _, topic in await _places(reader)}
 
 
 async def _places(reader: Reader) -> list[tuple[int, Topic]]:

@@ -1,24 +1,22 @@
 """An open store: its servers, their set-up and clock, and a script client for each kind of operation.
 
-Also the data of the namespace as a whole: its layout, the register of workers, and the log of events.
+Also the agreement on the layout of the namespace.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bide.core.errors import SetupError, StoreCorrupt, StoreError, StoreMismatch
-from bide.core.events import Event
-from bide.core.instants import In, Millis
-from bide.core.records import OutcomeKind, Record, Ref, Settlement, Topic
+from bide.core.instants import In
+from bide.core.records import OutcomeKind, Record, Settlement
 from bide.ports import Finding
 from bide.stores.clocks import ServerTime
 from bide.stores.listeners import Listeners
@@ -28,8 +26,9 @@ from bide.stores.redis.layout import VERSION, Layout
 from bide.stores.redis.leasing import LateAnswers, Leaser
 from bide.stores.redis.reading import Reader
 from bide.stores.redis.script_client import ScriptClient, script
-from bide.stores.redis.topology import Lost, NotSent, Topology
+from bide.stores.redis.topology import Topology
 from bide.stores.redis.wakes import Subscriptions
+from bide.stores.resending import Lost, NotSent
 
 # --- the server, and doctor
 
@@ -70,12 +69,6 @@ class Server(Struct, frozen=True, kw_only=True):
             raise SetupError(f"{address.shown}: this server is part of a Cluster; use redis+cluster://{address.shown}")
 
 
-async def examine(reader: Reader) -> Server:
-    """Query the server's INFO."""
-    [text] = await reader.ask([(None, ("INFO",))])
-    return server_of(text)
-
-
 def server_of(text: bytes) -> Server:
     """Parse an answer to INFO."""
     info = dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
@@ -88,25 +81,6 @@ def server_of(text: bytes) -> Server:
         cluster=info.get("cluster_enabled") == "1",
         info=info,
     )
-
-
-async def diagnose(reader: Reader, topology: Topology, where: str, time: ServerTime) -> list[Finding]:
-    """Check every server with data. Queries INFO again, because a server's settings may have changed since `open`."""
-    layout = reader.layout
-    found = [Finding(ok=True, what=f"{where}: namespace {layout.namespace}, {layout.shards} shards")]
-    for connection in await topology.masters():
-        [text] = await connection.ask([("INFO",)])
-        found += [
-            Finding(ok=one.ok, what=f"{connection.name}: {one.what}", advice=one.advice, severe=one.severe)
-            for one in _findings(server_of(text))
-        ]
-    found.append(time.finding())
-    counts = await reader.ask([(shard, ("HGET", layout.counts(shard), "damaged")) for shard in range(layout.shards)])
-    damaged = sum(int(count or 0) for count in counts)
-    if damaged:
-        advice = "their bodies were missing or unreadable; docs/redis.md says what to do"
-        found.append(Finding(False, f"{damaged} damaged tasks were set aside", advice, severe=True))
-    return found
 
 
 def _findings(server: Server) -> Iterator[Finding]:
@@ -158,37 +132,7 @@ _CONFIRMED = frozenset({"add", "change", "settle"})
 """The kinds whose answers are promises, so that they wait for replicas."""
 _NOTIFYING = _CONFIRMED | {"lease"}
 """The kinds that change when other workers should lease."""
-EVENTS_KEPT = 10_000
 _MOST_SHARDS = 1024
-_AT_ONCE = 500
-"""The most events written in one call, so that no other call waits for long."""
-
-_STREAM_ID = re.compile(rb"[0-9]{1,19}-[0-9]{1,19}")
-_encode = msgspec.msgpack.encode
-_decode_event = msgspec.msgpack.Decoder(Event).decode
-_decode_worker = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw]).decode
-_decode_topics = lru_cache(1024)(msgspec.msgpack.Decoder(list[str]).decode)
-"""Cached, because every worker reads the topics of all others every two seconds, and they hardly ever change."""
-
-# Adds events, and drops the oldest if there are too many. KEYS: 1 the log, 2 its index by task;
-# ARGV: 1 the number to keep, then for each event: topic NUL key, the event.
-_RECORD = """
-local kept = tonumber(ARGV[1])
-for n = 2, #ARGV, 2 do
-  local id = redis.call('XADD', KEYS[1], '*', 't', ARGV[n], 'e', ARGV[n + 1])
-  redis.call('ZADD', KEYS[2], 0, ARGV[n] .. '\\0' .. id)
-end
-local over = redis.call('XLEN', KEYS[1]) - kept
-if over > 0 then
-  for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', over)) do
-    if entry[2][2] then redis.call('ZREM', KEYS[2], entry[2][2] .. '\\0' .. entry[1]) end
-    redis.call('XDEL', KEYS[1], entry[1])
-  end
-end
-return 1
-"""
-
-_ANNOUNCE = "#!lua flags=allow-oom\nreturn redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])"
 
 
 class Runtime:
@@ -199,7 +143,6 @@ class Runtime:
         address: Address,
         layout: Layout,
         topology: Topology,
-        time: ServerTime,
         server: Server,
         *,
         patience: float,
@@ -209,7 +152,7 @@ class Runtime:
         self.address = address
         self.layout = layout
         self.topology = topology
-        self.time = time
+        self.time = ServerTime()
         self.server = server
         self.by_server = by_server
         self.reader = Reader(layout, topology, patience=patience)
@@ -222,7 +165,7 @@ class Runtime:
                 f"{name}{kind[:2]}".encode(),
                 layout,
                 topology,
-                time,
+                self.time,
                 # a lease not extended in this round may be in the next; a longer wait would cost the other leases
                 patience=min(patience, silence) if kind == "extend" else patience,
                 publish=("SPUBLISH" if sharded else "PUBLISH") if kind in _NOTIFYING else "",
@@ -235,8 +178,8 @@ class Runtime:
         listeners = Listeners(_log)
         leasing, late = self.clients["lease"], None
         if server.cluster and by_server:
-            late = LateAnswers(leasing, time, topology.part_of, give_back=self._give_back, notify=listeners.notify)
-        self.leaser = Leaser(leasing, layout, time, late, by_server=by_server)
+            late = LateAnswers(leasing, self.time, topology.part_of, give_back=self._give_back, notify=listeners.notify)
+        self.leaser = Leaser(leasing, layout, self.time, late, by_server=by_server)
         self.subscriptions = Subscriptions(
             topology, layout, name, listeners, self.leaser, sharded=sharded, patience=silence
         )
@@ -251,16 +194,17 @@ class Runtime:
                 _log.info("the scripts will be loaded when they are first needed: %s", error)
         await self.read_clock()
 
-    async def read_clock(self) -> None:
+    async def read_clock(self) -> int:
         """Query the server's time. Every answer carries it; this is for the first reading, and for doctor."""
 
         async def ask() -> int:
             [(seconds, micros)] = await self.reader.ask([(None, ("TIME",))])
             return int(seconds) * 1_000_000 + int(micros)
 
-        await self.time.read(ask)
+        micros = await self.time.read(ask)
         if self.by_server:
             self.time.warn_of_skew(self.address.shown)
+        return micros
 
     async def write(
         self, kind: str, asked: Sequence[Any], words: writing.Words, take: writing.Take, *before: int, now: str
@@ -290,6 +234,24 @@ class Runtime:
             if isinstance(answer, StoreError):
                 _log.warning("a lease could not be given back, and ends by itself: %s", answer)
 
+    async def diagnose(self) -> list[Finding]:
+        """Check every server with data. Queries INFO again, because a server's settings may have changed since."""
+        layout = self.layout
+        what = f"{self.address.shown}: namespace {layout.namespace}, {layout.shards} shards"
+        found = [Finding(ok=True, what=what)]
+        for connection in await self.topology.masters():
+            [text] = await connection.ask([("INFO",)])
+            found += [replace(one, what=f"{connection.name}: {one.what}") for one in _findings(server_of(text))]
+        found.append(self.time.finding())
+        counts = await self.reader.ask(
+            [(shard, ("HGET", layout.counts(shard), "damaged")) for shard in range(layout.shards)]
+        )
+        damaged = sum(int(count or 0) for count in counts)
+        if damaged:
+            advice = "their bodies were missing or unreadable; docs/redis.md says what to do"
+            found.append(Finding(False, f"{damaged} damaged tasks were set aside", advice, severe=True))
+        return found
+
     async def close(self) -> None:
         try:
             await self.subscriptions.close()
@@ -298,7 +260,7 @@ class Runtime:
             await self.topology.close()
 
 
-# --- data of the namespace as a whole
+# --- the layout
 
 
 async def agree(reader: Reader, namespace: str, shards: int | None, default: int) -> int:
@@ -330,68 +292,3 @@ async def agree(reader: Reader, namespace: str, shards: int | None, default: int
             "give another namespace: the number is fixed when the first client opens it"
         )
     return there
-
-
-async def announce(
-    reader: Reader, holder: str, topics: Collection[Topic], until: Millis, now: Millis, *, flags: bool
-) -> dict[str, list[Topic]]:
-    """Register a worker's topics, and return the live workers. Removes expired workers.
-
-    `flags`: the server supports script flags, so that this works when its memory is full.
-    """
-    key, packed = reader.layout.common("workers"), _encode((until, sorted(topics)))
-    said: tuple[Any, ...] = ("HDEL", key, holder)
-    if topics:
-        said = ("EVAL", _ANNOUNCE, 1, key, holder, packed) if flags else ("HSET", key, holder, packed)
-    _, entries = await reader.ask([(None, said), (None, ("HGETALL", key))])
-    live: dict[str, list[Topic]] = {}
-    over: list[bytes] = []
-    for name, packed in zip(entries[::2], entries[1::2], strict=True):
-        try:
-            ends, raw = _decode_worker(packed)
-            its = _decode_topics(bytes(raw))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # not written by a worker
-            ends, its = 0, []
-        if ends > now:
-            live[name.decode(errors="replace")] = its
-        else:
-            over.append(name)
-    if over:
-        await reader.ask([(None, ("HDEL", key, *over))])
-    return live
-
-
-async def record(reader: Reader, events: Sequence[Event], kept: int) -> None:
-    arguments: list[Any] = []
-    for event in events[-kept:]:
-        arguments += [f"{event.topic}\0{event.key}", _encode(event)]
-    keys = (reader.layout.common("events"), reader.layout.common("event-refs"))
-    for first in range(0, len(arguments), 2 * _AT_ONCE):
-        part = arguments[first : first + 2 * _AT_ONCE]
-        await reader.ask([(None, ("EVAL", _RECORD, 2, *keys, kept, *part))])
-
-
-async def events(reader: Reader, ref: Ref | None, limit: int) -> list[Event]:
-    log, index = reader.layout.common("events"), reader.layout.common("event-refs")
-    if ref is None:
-        [entries] = await reader.ask([(None, ("XREVRANGE", log, "+", "-", "COUNT", limit))])
-    else:
-        prefix = f"{ref.topic}\0{ref.key}\0".encode()
-        bounds = (b"[" + prefix, b"(" + prefix[:-1] + b"\1")
-        [members] = await reader.ask([(None, ("ZRANGEBYLEX", index, *bounds))])
-        known = [one for one in (member[len(prefix) :] for member in members) if _STREAM_ID.fullmatch(one)]
-        ids = sorted(known, key=_stream_order, reverse=True)[:limit]
-        replies = await reader.ask([(None, ("XRANGE", log, one, one)) for one in ids])
-        entries = [entry for reply in replies for entry in reply]
-    found: list[Event] = []
-    for _, fields in entries:
-        try:
-            found.append(_decode_event(fields[3]))
-        except (IndexError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            _log.warning("an event of the log cannot be read, and is passed over")
-    return found
-
-
-def _stream_order(entry: bytes) -> tuple[int, int]:
-    millis, _, number = entry.partition(b"-")
-    return int(millis), int(number)

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha1
 from importlib.resources import files
+from time import monotonic
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -28,8 +29,6 @@ from bide.stores.redis.topology import (
     ELSEWHERE,
     WAIT,
     Command,
-    Lost,
-    NotSent,
     SharedConnection,
     Topology,
     UnderReplicated,
@@ -38,7 +37,7 @@ from bide.stores.redis.topology import (
     where_to_ask,
     word_of,
 )
-from bide.stores.resending import Resending
+from bide.stores.resending import Lost, NotSent, Resending
 
 _AT_ONCE = 2
 """The most resends without a pause, because servers may redirect a call to each other endlessly."""
@@ -141,7 +140,7 @@ class ScriptClient:
                 command = self._command(call, now)
                 answer = connection.post([command])  # before the turn is acquired: it may refuse an argument
                 await turn.acquire()  # does not wait: the turn is free
-                sent.append(_Sent(place, call, command, self._time.clock(), answer, turn))
+                sent.append(_Sent(place, call, command, monotonic(), answer, turn))
                 if connection.plenty:
                     await connection.flush()
             while sent:
@@ -153,7 +152,7 @@ class ScriptClient:
                 sent.popleft()
                 if type(reply) is list:
                     one.turn.release()
-                    self._time.saw(reply[0], one.at, self._time.clock())
+                    self._time.saw(reply[0], one.at, monotonic())
                     read(one.place, reply)
                 else:
                     task = loop.create_task(self._go_on(one, reply, read), name="bide call")
@@ -198,13 +197,13 @@ class ScriptClient:
         `fresh`: the commands were not sent before. A repeated answer carries the time of the first one.
         """
         asked = [*commands, self._wait] if self._wait else commands
-        sent = self._time.clock()
+        sent = monotonic()
         try:
             replies = await connection.ask(asked)
         except (NotSent, Lost, StoreUnavailable) as error:
             return [error] * len(commands)
         if fresh and type(replies[0]) is list:
-            self._time.saw(replies[0][0], sent, self._time.clock())
+            self._time.saw(replies[0][0], sent, monotonic())
         if self._wait:
             reached = replies.pop()
             if not isinstance(reached, int) or reached < self._replicas:
@@ -261,7 +260,7 @@ class ScriptClient:
                 try:
                     await self._topology.rediscover()
                 except (NotSent, StoreUnavailable) as error:
-                    if self._time.clock() > resending.ends:
+                    if monotonic() > resending.ends:
                         raise resending.given_up(str(error)) from error
             reply = None
 

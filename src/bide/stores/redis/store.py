@@ -6,31 +6,32 @@ takes about 260 bytes in addition to its payload. See docs/redis.md.
 
 from __future__ import annotations
 
-import asyncio
+import logging
+import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any
+
+import msgspec
 
 from bide.core.answers import Answer
-from bide.core.errors import BadInput, StoreError, StoreUnavailable
+from bide.core.errors import StoreError
 from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
-from bide.ports import COUNTED, Clock, Features, Listening, OnTaken, OnWake
-from bide.ports import Finding as Examined
-from bide.stores.batches import gathered
-from bide.stores.clocks import ServerTime, StoreClock
-from bide.stores.redis import reading, runtime, writing
+from bide.ports import COUNTED, Features, Finding, Listening, OnTaken, OnWake
+from bide.stores.batches import gathered, slices
+from bide.stores.clocks import ServerStore, WhichClock
+from bide.stores.redis import reading, writing
 from bide.stores.redis.address import Address, address_of
 from bide.stores.redis.layout import VERSION, Layout, text_of
 from bide.stores.redis.reading import Reader
-from bide.stores.redis.runtime import Runtime, examine
+from bide.stores.redis.runtime import Runtime, agree, server_of
 from bide.stores.redis.script_client import Call
-from bide.stores.redis.topology import topology_of
+from bide.stores.redis.topology import Command, topology_of
 
 _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""
-LONGEST_PATIENCE = 45.0
-"""Seconds: a shard keeps its answers for 600, and a resend must arrive well before that."""
 SHARDS = 16
 """The number of shards of a new namespace, unless the URL gives one."""
 _LINES = 4
@@ -38,7 +39,41 @@ _LINES = 4
 working. With 256 callers: 11 µs a task with one group, 8.4 with two or four; bursts gain 8 % with four."""
 
 
-class RedisStore:
+# --- workers and events
+
+_log = logging.getLogger("bide.redis")
+_AT_ONCE = 500
+"""The most events written in one call, so that no other call waits for long."""
+
+_STREAM_ID = re.compile(rb"[0-9]{1,19}-[0-9]{1,19}")
+_encode = msgspec.msgpack.encode
+_decode_event = msgspec.msgpack.Decoder(Event).decode
+_decode_worker = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw]).decode
+_decode_topics = lru_cache(1024)(msgspec.msgpack.Decoder(list[str]).decode)
+"""Cached, because every worker reads the topics of all others every two seconds, and they hardly ever change."""
+
+# Adds events, and drops the oldest if there are too many. KEYS: 1 the log, 2 its index by task;
+# ARGV: 1 the number to keep, then for each event: topic NUL key, the event.
+_RECORD = """
+local kept = tonumber(ARGV[1])
+for n = 2, #ARGV, 2 do
+  local id = redis.call('XADD', KEYS[1], '*', 't', ARGV[n], 'e', ARGV[n + 1])
+  redis.call('ZADD', KEYS[2], 0, ARGV[n] .. '\\0' .. id)
+end
+local over = redis.call('XLEN', KEYS[1]) - kept
+if over > 0 then
+  for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', over)) do
+    if entry[2][2] then redis.call('ZREM', KEYS[2], entry[2][2] .. '\\0' .. entry[1]) end
+    redis.call('XDEL', KEYS[1], entry[1])
+  end
+end
+return 1
+"""
+
+_ANNOUNCE = "#!lua flags=allow-oom\nreturn redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])"
+
+
+class RedisStore(ServerStore[Runtime]):
     """Tasks in Redis or Valkey at `url`; see `address` for the accepted URLs.
 
     `clock`: by default the server's, whatever this machine's clock says; "caller" uses the `now` of each call, for
@@ -50,58 +85,42 @@ class RedisStore:
         self,
         url: str,
         *,
-        clock: Literal["server", "caller"] = "server",
+        clock: WhichClock = "server",
         patience: float = 10.0,
         silence: float = 2.0,
-        events_kept: int = runtime.EVENTS_KEPT,
+        events_kept: int = 10_000,
     ) -> None:
         self._address: Address = address_of(url)
-        if clock not in ("server", "caller"):
-            raise BadInput("clock", clock, '"server" or "caller"')
-        if not 0 < patience <= LONGEST_PATIENCE:
-            raise BadInput("patience", patience, f"seconds above 0, at most {LONGEST_PATIENCE}")
-        if not 0 < silence <= LONGEST_PATIENCE:
-            raise BadInput("silence", silence, f"seconds above 0, at most {LONGEST_PATIENCE}")
-        self._by_server = clock == "server"
+        super().__init__(self._address.shown, clock, patience=patience, silence=silence)
         self._patience = patience
         self._silence = silence
         self._events_kept = events_kept
-        self._opened: Runtime | None = None
-        self._changing = asyncio.Lock()
-        """Serializes `open` and `close`: after two concurrent opens, only one connection would ever be closed."""
 
     def __repr__(self) -> str:
-        return f"RedisStore({self._address.shown}, namespace={self._address.namespace!r})"
+        return f"RedisStore({self._shown}, namespace={self._address.namespace!r})"
 
     @property
     def features(self) -> Features:
         return Features(wakes=self, workers=self, events=self, clock=self, parts=self, schema=self, diagnosis=self)
 
-    # --- open and close
-
-    async def open(self) -> None:
-        """Connect, check the server, and agree on the layout. Raises StoreUnavailable, StoreMismatch, SetupError."""
-        async with self._changing:
-            if self._opened is None:
-                self._opened = await self._connect()
-
     async def _connect(self) -> Runtime:
+        """Connect, check the server, and agree on the layout. Raises StoreUnavailable, StoreMismatch, SetupError."""
         address = self._address
         layout = Layout(address.namespace, address.shards or SHARDS)
-        time = ServerTime()
         topology = topology_of(address, layout, patience=self._silence)
         try:
             # less patience: errors in an address show at once
             reader = Reader(layout, topology, patience=min(_AT_FIRST, self._patience))
-            server = await examine(reader)
+            [info] = await reader.ask([(None, ("INFO",))])
+            server = server_of(info)
             server.check(address)
-            shards = await runtime.agree(reader, address.namespace, address.shards, SHARDS)
+            shards = await agree(reader, address.namespace, address.shards, SHARDS)
             if shards != layout.shards:
                 await topology.close()
                 layout = Layout(address.namespace, shards)
                 topology = topology_of(address, layout, patience=self._silence)
             opened = Runtime(
-                address, layout, topology, time, server,
+                address, layout, topology, server,
                 patience=self._patience, silence=self._silence, by_server=self._by_server,
             )  # fmt: skip
             await opened.prepare()
@@ -109,17 +128,6 @@ class RedisStore:
             await topology.close()
             raise
         return opened
-
-    async def close(self) -> None:
-        async with self._changing:
-            if self._opened is not None:
-                opened, self._opened = self._opened, None
-                await opened.close()
-
-    def _open(self) -> Runtime:
-        if self._opened is None:
-            raise StoreUnavailable(f"{self._address.shown}: the store is not open")
-        return self._opened
 
     def _now(self, now: Millis) -> str:
         """The time for a script; empty if the script should use the server's clock."""
@@ -215,32 +223,63 @@ class RedisStore:
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
         opened = self._open()
+        key, packed = opened.layout.common("workers"), _encode((until, sorted(topics)))
         if not topics:
             await opened.leaser.leave(holder)
-        flags = opened.server.knows_flags
-        live = await runtime.announce(opened.reader, holder, topics, until, now, flags=flags)
+            said: Command = ("HDEL", key, holder)
+        elif opened.server.knows_flags:
+            said = ("EVAL", _ANNOUNCE, 1, key, holder, packed)
+        else:
+            said = ("HSET", key, holder, packed)
+        _, entries = await opened.reader.ask([(None, said), (None, ("HGETALL", key))])
+        live: dict[str, list[Topic]] = {}
+        over: list[bytes] = []
+        for name, packed in zip(entries[::2], entries[1::2], strict=True):
+            try:
+                ends, raw = _decode_worker(packed)
+                its = _decode_topics(bytes(raw))
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # not written by a worker
+                ends, its = 0, []
+            if ends > now:
+                live[name.decode(errors="replace")] = its
+            else:
+                over.append(name)
+        if over:
+            await opened.reader.ask([(None, ("HDEL", key, *over))])
         opened.leaser.share(holder, topics, live)
         return live
 
     # --- features.events
 
     async def record(self, events: Sequence[Event]) -> None:
-        reader = self._open().reader
-        if events:
-            await runtime.record(reader, events, self._events_kept)
+        reader, kept = self._open().reader, self._events_kept
+        keys = reader.layout.common("events"), reader.layout.common("event-refs")
+        for part in slices(events[-kept:], _AT_ONCE):
+            lines: list[str | bytes] = []
+            for event in part:
+                lines += f"{event.topic}\0{event.key}", _encode(event)
+            await reader.ask([(None, ("EVAL", _RECORD, 2, *keys, kept, *lines))])
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
-        return await runtime.events(self._open().reader, ref, limit)
-
-    # --- features.clock
-
-    async def time(self) -> Millis:
-        opened = self._open()
-        await opened.read_clock()
-        return int(opened.time.seconds() * 1000)
-
-    def clock(self) -> Clock | None:
-        return StoreClock(self._open().time) if self._by_server else None
+        reader = self._open().reader
+        log, index = reader.layout.common("events"), reader.layout.common("event-refs")
+        if ref is None:
+            [entries] = await reader.ask([(None, ("XREVRANGE", log, "+", "-", "COUNT", limit))])
+        else:
+            prefix = f"{ref.topic}\0{ref.key}\0".encode()
+            bounds = (b"[" + prefix, b"(" + prefix[:-1] + b"\1")
+            [members] = await reader.ask([(None, ("ZRANGEBYLEX", index, *bounds))])
+            known = [one for one in (member[len(prefix) :] for member in members) if _STREAM_ID.fullmatch(one)]
+            ids = sorted(known, key=lambda one: [*map(int, one.split(b"-"))], reverse=True)[:limit]
+            replies = await reader.ask([(None, ("XRANGE", log, one, one)) for one in ids])
+            entries = [entry for reply in replies for entry in reply]
+        found: list[Event] = []
+        for _, fields in entries:
+            try:
+                found.append(_decode_event(fields[3]))
+            except (IndexError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                _log.warning("an event of the log cannot be read, and is passed over")
+        return found
 
     # --- features.schema
 
@@ -259,6 +298,5 @@ class RedisStore:
 
     # --- features.diagnosis
 
-    async def diagnose(self) -> list[Examined]:
-        opened = self._open()
-        return await runtime.diagnose(opened.reader, opened.topology, opened.address.shown, opened.time)
+    async def diagnose(self) -> list[Finding]:
+        return await self._open().diagnose()

@@ -7,13 +7,8 @@ A `SharedConnection` pipelines: calls go out one after another, and answers come
 the connection (TLS, passwords, databases). Its work per call is bypassed, because a worker under load sends tens of
 thousands of calls. All calls made within one iteration of the event loop leave in one write.
 
-A call that fails on the way raises one of
-
-NotSent       nothing was sent: a retry is safe
-Lost          it was sent, and no answer came: only a resend with its number shows whether it was done
-
-A refusal by the server is a reply: the call was not done. Its first word decides whether to wait, to query another
-server, or to give up.
+A call that fails on the way raises NotSent or Lost. A refusal by the server is a reply: the call was not done. Its
+first word decides whether to wait, to query another server, or to give up.
 """
 
 from __future__ import annotations
@@ -42,6 +37,7 @@ from redis.exceptions import (
 from bide.core.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from bide.stores.redis.address import Address
 from bide.stores.redis.layout import Layout
+from bide.stores.resending import Lost, NotSent
 from bide.stores.urls import unreached
 
 _log = logging.getLogger("bide.redis")
@@ -281,14 +277,6 @@ async def _abort(connection: AbstractConnection) -> None:
 
 
 # --- errors
-
-
-class NotSent(Exception):
-    """There is no connection; the call was not sent."""
-
-
-class Lost(Exception):
-    """The connection broke or timed out after the call was sent."""
 
 
 class UnderReplicated(Exception):

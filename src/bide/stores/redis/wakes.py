@@ -24,7 +24,8 @@ from bide.ports import OnTaken, OnWake
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.redis.layout import Layout
 from bide.stores.redis.leasing import Leaser
-from bide.stores.redis.topology import Lost, NotSent, Topology, said
+from bide.stores.redis.topology import Topology, said
+from bide.stores.resending import Lost, NotSent
 
 _log = logging.getLogger("bide.redis")
 ECHO_EVERY = 2.0
@@ -64,12 +65,7 @@ class Subscriber:
         return self._task
 
     async def _run(self) -> None:
-        first = True
         while True:
-            if not first:
-                self.replaced += 1
-                await asyncio.sleep(_PAUSE)
-            first = False
             try:
                 await self._listen()
             except (RedisError, OSError, NotSent, Lost, StoreUnavailable, TimeoutError) as error:
@@ -78,6 +74,8 @@ class Subscriber:
                     await self._topology.rediscover()
                 except (NotSent, Lost, StoreUnavailable) as away:
                     _log.info("and no server is to be had: %s", away)
+            self.replaced += 1
+            await asyncio.sleep(_PAUSE)
 
     async def _listen(self) -> None:
         connection = await self._topology.new_connection(self._shard)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from bide.core.errors import BideError, StoreError, StoreFull, StoreUnavailable
+from bide.stores.resending import Lost, NotSent
 
 
 class Connection(Protocol):
@@ -66,14 +67,6 @@ class Dialect(NamedTuple):
 Code = TypeVar("Code")
 
 
-class NotSent(Exception):
-    """No connection to a server that accepts the call: it is safe to send again."""
-
-
-class Lost(Exception):
-    """The call was sent and no answer came: only the caller's row tells whether it was done."""
-
-
 class TransactionConflict(Exception):
     """Refused and rolled back because of a concurrent transaction: the same batch is tried again."""
 
@@ -109,22 +102,16 @@ class Meanings(Generic[Code]):
         refusals: Sequence[tuple[type[StoreError], Collection[Code], str]],
     ) -> None:
         """`full`: codes for a lack of space. `refusals`: each error with its codes and advice for the user."""
-        self._kinds: dict[Code, type[Exception]] = {code: kind for kind, codes in kinds.items() for code in codes}
+        self._kinds = {code: (kind, "") for kind, codes in kinds.items() for code in codes}
+        self._kinds |= {code: (kind, f"; {advice}") for kind, codes, advice in refusals for code in codes}
         self._full = full
-        self._refusals: dict[Code, tuple[type[StoreError], str]] = {
-            code: (kind, advice) for kind, codes, advice in refusals for code in codes
-        }
 
     def meaning(self, code: Code, text: str, *, adding: bool = False) -> Exception:
         """The error to raise, or to act on. `adding`: the call adds tasks, so a lack of space means StoreFull."""
-        if code in self._kinds:
-            return self._kinds[code](text)
         if code in self._full:
             return (StoreFull if adding else StoreUnavailable)(f"{text}: free some of its disk")
-        if code in self._refusals:
-            kind, advice = self._refusals[code]
-            return kind(f"{text}; {advice}")
-        return StoreUnavailable(text)
+        kind, advice = self._kinds.get(code, (StoreUnavailable, ""))
+        return kind(text + advice)
 
 
 def plain(found: Exception) -> BideError:

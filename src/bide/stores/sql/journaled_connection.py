@@ -26,17 +26,8 @@ from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError, StoreMism
 from bide.core.records import Topic
 from bide.ports import Pending
 from bide.stores.clocks import ServerTime
-from bide.stores.resending import Resending
-from bide.stores.sql.dialect import (
-    AlreadyApplied,
-    Dialect,
-    KeyTaken,
-    LockTimeout,
-    Lost,
-    NotSent,
-    RowsMissing,
-    TransactionConflict,
-)
+from bide.stores.resending import Lost, NotSent, Resending
+from bide.stores.sql.dialect import AlreadyApplied, Dialect, KeyTaken, LockTimeout, RowsMissing, TransactionConflict
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
 Ask = Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]
@@ -315,7 +306,11 @@ class JournaledConnection(ABC, Generic[C]):
             if call.may_be_done and self._introduced:  # idle for ten minutes, so the caller's row was deleted
                 raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")
             call.may_be_done = False  # the gate stops every call of a caller without a row
-            await self._introduce(call)
+            self._introduced = True
+            try:
+                await call.introduce()
+            finally:
+                call.sent = False
 
     async def _find_repeated(self, call: C) -> Any:
         """The caller's row, if this call was done before. Waits for an earlier sending that is still under way."""
@@ -325,14 +320,6 @@ class JournaledConnection(ABC, Generic[C]):
         if rows[0][0] != call.number:
             raise StoreMismatch(f"{self._address.shown}: another process calls itself {self.name}")
         return self._kept(rows[0])
-
-    async def _introduce(self, call: C) -> None:
-        """Make the caller's row, which does not exist yet."""
-        self._introduced = True
-        try:
-            await call.introduce()
-        finally:
-            call.sent = False
 
     async def _connected(self, *, writes: bool) -> Any:
         if self._closed:

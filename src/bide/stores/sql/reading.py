@@ -14,7 +14,7 @@ from bide.core.instants import Millis
 from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.stores.cursors import Place, place_of, read_cursor, write_cursor
-from bide.stores.sql.rows import CODES
+from bide.stores.sql.operations import CODES
 
 T = TypeVar("T")
 _TOPICS, _TASKS = 500, 20_000
@@ -107,11 +107,9 @@ async def in_snapshot(connection: Any, read: Callable[[Any], Awaitable[T]]) -> T
 
 
 async def find(connection: Any, reads: type[Reads], where: Filter, page: Page) -> Found:
-    """Read one page, from the index that has its order. O(log n) per task, and one seek per topic passed."""
-    place = read_cursor(page.cursor, where)
-    if page.limit <= 0:
-        return Found([], page.cursor)
-    return await in_snapshot(connection, lambda call: read_page(reads(call), where, place, page.limit))
+    """See `read_page`."""
+    read_cursor(page.cursor, where)  # before a damaged one costs a round trip
+    return await in_snapshot(connection, lambda call: read_page(reads(call), where, page))
 
 
 async def tally_all(some: Callable[[Topic, int], Awaitable[tuple[Tally, Topic | None]]]) -> Tally:
@@ -147,12 +145,14 @@ def count_of(number: int, upto: int) -> Count:
     return Count(min(number, upto), number <= upto)
 
 
-async def read_page(reads: Reads, where: Filter, place: Place, limit: int) -> Found:
-    """Read the tasks that match `where`, after `place`. O(log n) per task, and one seek per topic passed."""
+async def read_page(reads: Reads, where: Filter, page: Page) -> Found:
+    """Read one page, from the index that has its order. O(log n) per task, and one seek per topic passed."""
+    last = place = read_cursor(page.cursor, where)
+    if page.limit <= 0:
+        return Found([], page.cursor)
     tasks: list[Record] = []
-    last = place
-    async for row, record in _walk(reads, where, place, limit + 1):
-        if len(tasks) == limit:
+    async for row, record in _walk(reads, where, place, page.limit + 1):
+        if len(tasks) == page.limit:
             return Found(tasks, write_cursor(last))
         tasks.append(record)
         last = place_of(place.order, record, row)

@@ -171,10 +171,10 @@ class SqlSchema(ABC):
         """The statement that creates the schema, if it does not exist."""
 
 
-def oldest_transaction(age: int, most: int, cleaner: str, seen: str) -> Finding:
+def oldest_transaction(age: int, cleaner: str, seen: str) -> Finding:
     """The finding of `doctor` on the oldest transaction, `age` seconds old, which blocks the server's `cleaner`."""
     return Finding(
-        age < most,
+        age < 600,
         f"the oldest transaction is {age} s old" if age else "no old transaction",
         f"it keeps {cleaner} from cleaning up, and leases get slower: end it ({seen})",
     )

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -25,21 +25,9 @@ from bide.core.instants import Millis
 from bide.core.names import storable
 from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.core.table_source import TableSource
-from bide.ports import (
-    COUNTED,
-    Clock,
-    Features,
-    Finding,
-    Joined,
-    Listening,
-    OnTaken,
-    OnWake,
-    Pending,
-    Table,
-    all_answers,
-)
+from bide.ports import COUNTED, Features, Finding, Joined, Listening, OnTaken, OnWake, Pending, Table, all_answers
 from bide.stores.batches import gathered, merge_earliest, slices
-from bide.stores.clocks import ServerTime, StoreClock
+from bide.stores.clocks import ServerStore, ServerTime, WhichClock
 from bide.stores.driver_adapters import connection_source
 from bide.stores.listeners import Listeners
 from bide.stores.sql.dialect import Dialect
@@ -116,12 +104,12 @@ class Runtime(ABC):
         """The server's time, as far as it is known without a query."""
         return int(self.time.seconds() * 1000) if self.by_server else now
 
-    async def read_clock(self) -> None:
+    async def read_clock(self) -> int:
         async def work(call: Any) -> int:
             [(micros,)] = await call.ask("time")
             return int(micros)
 
-        await self.time.read(lambda: self.connections["read"].read(work))
+        return await self.time.read(lambda: self.connections["read"].read(work))
 
     async def is_this(self, identity: object) -> bool:
         """Tell whether `identity` is this server's. On a mismatch, read this server's identity again: it may be new."""
@@ -202,15 +190,13 @@ class Runtime(ABC):
 
 # --- the store
 
-EVENTS_KEPT = 10_000
-LONGEST_PATIENCE = 45.0
 _AT_FIRST = 3.0
 """Seconds that `open` waits for an unreachable server."""
 _SHORT = 0.2
 """Seconds that `extend` waits for locked tasks: the next round of extensions is due soon."""
 
 
-class SqlStore(ABC):
+class SqlStore(ServerStore[Runtime]):
     """The whole store interface, on the connections of a Runtime."""
 
     _runtime: ClassVar[type[Runtime]]
@@ -221,29 +207,22 @@ class SqlStore(ABC):
         self,
         url: str,
         *,
-        clock: Literal["server", "caller"] = "server",
+        clock: WhichClock = "server",
         patience: float = 10.0,
         silence: float = 10.0,
-        events_kept: int = EVENTS_KEPT,
+        events_kept: int = 10_000,
         **own: Any,
     ) -> None:
         """`own`: options of the server's Runtime."""
         self._address: Any = self._schema.dialect.address_of(url)
+        super().__init__(self._address.shown, clock, patience=patience)
         self._url = url
-        if clock not in ("server", "caller"):
-            raise BadInput("clock", clock, '"server" or "caller"')
-        if not 0 < patience <= LONGEST_PATIENCE:
-            raise BadInput("patience", patience, f"seconds above 0, at most {LONGEST_PATIENCE}")
-        self._clock: Literal["server", "caller"] = clock
         self._patience = patience
-        self._options = {"by_server": clock == "server", "silence": silence, **own}
+        self._options = {"by_server": self._by_server, "silence": silence, **own}
         self._events_kept = events_kept
-        self._opened: Runtime | None = None
-        self._changing = asyncio.Lock()
-        """Serializes `open` and `close`: of two concurrent opens only one connection would be closed."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._address.shown})"
+        return f"{type(self).__name__}({self._shown})"
 
     @property
     def features(self) -> Features:
@@ -252,15 +231,8 @@ class SqlStore(ABC):
             tables=self,
         )  # fmt: skip
 
-    # --- open and close
-
-    async def open(self) -> None:
-        """Connect and check the schema. Raises StoreUnavailable, StoreMismatch (then run `bide migrate`)."""
-        async with self._changing:
-            if self._opened is None:
-                self._opened = await self._connect()
-
     async def _connect(self) -> Runtime:
+        """Connect and check the schema. Raises StoreUnavailable, StoreMismatch (then run `bide migrate`)."""
         runtime = self._runtime(self._address, patience=min(_AT_FIRST, self._patience), **self._options)
         try:
             await runtime.identify(check=True)
@@ -271,19 +243,8 @@ class SqlStore(ABC):
         for connection in runtime.connections.values():
             connection.patience = self._patience
         if runtime.by_server:
-            runtime.time.warn_of_skew(self._address.shown)
+            runtime.time.warn_of_skew(self._shown)
         return runtime
-
-    async def close(self) -> None:
-        async with self._changing:
-            if self._opened is not None:
-                runtime, self._opened = self._opened, None
-                await runtime.close()
-
-    def _open(self) -> Runtime:
-        if self._opened is None:
-            raise StoreUnavailable(f"{self._address.shown}: the store is not open")
-        return self._opened
 
     # --- clients
 
@@ -470,16 +431,7 @@ class SqlStore(ABC):
         found: list[Event] = await self._open().connections["read"].read(work)
         return found
 
-    # --- features.clock, diagnosis
-
-    async def time(self) -> Millis:
-        runtime = self._open()
-        await runtime.read_clock()
-        return int(runtime.time.seconds() * 1000)
-
-    def clock(self) -> Clock | None:
-        runtime = self._open()
-        return StoreClock(runtime.time) if runtime.by_server else None
+    # --- features.diagnosis
 
     async def diagnose(self) -> list[Finding]:
         return await self._open().diagnose()

@@ -27,8 +27,8 @@ from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
 from bide.stores.batches import merge_earliest, slices
 from bide.stores.driver_adapters import ConnectionSource, Driver, on_a_loop, pause
-from bide.stores.resending import Resending
-from bide.stores.sql.dialect import Dialect, LockTimeout, Lost, NotSent, TransactionConflict, plain
+from bide.stores.resending import Lost, NotSent, Resending
+from bide.stores.sql.dialect import Dialect, LockTimeout, TransactionConflict, plain
 from bide.stores.sql.reading import find
 
 T = TypeVar("T")

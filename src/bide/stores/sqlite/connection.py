@@ -20,6 +20,7 @@ from copy import copy
 from typing import Any
 
 from bide.core.errors import BadInput, BideError, StoreCorrupt, StoreFull, StoreMismatch, StoreUnavailable
+from bide.core.payloads import payload_sizes
 from bide.core.records import NewTask
 
 # --- errors
@@ -309,7 +310,7 @@ class DiskReserve:
             # In this order, so that a caller on another thread also checks until the first check is over.
             self._free, self._kept = free_bytes(self._folder), kept_bytes(self._path, self._reserve)
             self._check_at = now + min(_EVERY, max(0, self._free - self._kept) / _FASTEST)
-        size = sum(_size(task.payload) for task in tasks)
+        size = sum(payload_sizes(tasks))
         if self._free - 2 * size < self._kept:
             raise full(self._path, f"{self._free} bytes free, {self._kept} are kept for what is there")
         self._free -= 2 * size  # once in the WAL and once in the file
@@ -326,10 +327,6 @@ class DiskReserve:
                 f"{self._path}: the file was removed or replaced while it is open here, and what is written now would "
                 "be lost: open it anew, or start this process again"
             )
-
-
-def _size(payload: object) -> int:
-    return len(payload) if isinstance(payload, bytes) else 0  # a payload of another type is refused later, by itself
 
 
 def kept_bytes(path: str, reserve: int) -> int:

@@ -306,25 +306,25 @@ def diagnose(cursor: sqlite3.Cursor, path: str, reserve: int) -> list[Finding]:
     free, kept = free_bytes(os.path.dirname(path)), kept_bytes(path, reserve)
     kind = _kind_of_file_system(path)
     return [
-        _found(
+        Finding(
             resets_safely(),
             f"SQLite {sqlite3.sqlite_version}",
             "3.51.3 closes a rare race of a checkpoint with a commit, which other users of the file may meet",
         ),
         _one_library(path),
-        _found(version == VERSION, f"schema version {version}", f"migrate to {VERSION}"),
-        _found(
+        Finding(version == VERSION, f"schema version {version}", f"migrate to {VERSION}"),
+        Finding(
             wal <= STOP_BYTES,
             f"write-ahead log of {wal} bytes",
             "some process reads in one long transaction, so that the log cannot start over: find it",
         ),
-        _found(
+        Finding(
             not mode & stat.S_IRWXO,
             f"file mode {mode:04o}",
             f"every user of this machine may read the tasks: chmod o= {path} {path}-wal {path}-shm",
         ),
-        _found(free >= 2 * kept, f"{free} bytes free on the disk", f"new tasks are refused below {kept}"),
-        _found(
+        Finding(free >= 2 * kept, f"{free} bytes free on the disk", f"new tasks are refused below {kept}"),
+        Finding(
             kind not in _REMOTE,
             f"file system {kind or 'not known'}",
             "locks and shared memory fail there: use a local disk",
@@ -333,19 +333,16 @@ def diagnose(cursor: sqlite3.Cursor, path: str, reserve: int) -> list[Finding]:
     ]
 
 
-def _found(ok: bool, what: str, advice: str, *, severe: bool = False) -> Finding:
-    """A finding; `advice` is shown if it is not `ok`."""
-    return Finding(ok, what, "" if ok else advice, severe=severe)
-
-
 def _one_library(path: str) -> Finding:
     if opened_by_apsw(path):
         advice = "use the standard library's sqlite3 for it in this process"
-        return _found(False, "apsw has this file open too", advice, severe=True)
+        return Finding(False, "apsw has this file open too", advice, severe=True)
     libraries = mapped_libraries()
     if len(libraries) > 1:
         what = f"{len(libraries)} SQLite libraries in this process: {', '.join(libraries)}"
-        return _found(False, what, "make sure that only one of them ever opens this file: they lose each other's locks")
+        return Finding(
+            False, what, "make sure that only one of them ever opens this file: they lose each other's locks"
+        )
     return Finding(True, "one SQLite library in this process")
 
 
@@ -379,4 +376,4 @@ def _pages(cursor: sqlite3.Cursor, path: str) -> Finding:
         what = "the file is large and was not read through"
         return Finding(True, what, "look with 'PRAGMA quick_check' now and then")
     (said,) = cursor.execute("PRAGMA quick_check(1)").fetchone()
-    return _found(said == "ok", f"quick_check: {said}", "restore a backup, or use '.recover'", severe=True)
+    return Finding(said == "ok", f"quick_check: {said}", "restore a backup, or use '.recover'", severe=True)

@@ -43,8 +43,7 @@ from bide.core.records import (
     Topic,
 )
 from bide.stores.batches import Drained, drained
-from bide.stores.sql.operations import pack_topics, unpack_topics
-from bide.stores.sql.rows import AT, ROW, Row, record_of, values_of
+from bide.stores.sql.operations import AT, ROW, Row, pack_topics, record_of, unpack_topics, values_of
 from bide.stores.sqlite.connection import DiskReserve, lost_part
 from bide.stores.sqlite.rows import (
     FEW,

@@ -21,10 +21,9 @@ from bide.core.instants import Millis
 from bide.core.payloads import fitting
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.ports import COUNTED
-from bide.stores.cursors import read_cursor
 from bide.stores.named_queries import read_queries, read_statements
+from bide.stores.sql.operations import CODES, COLUMNS, PAYLOAD, ROW, STATE, STATES, Row, record_of
 from bide.stores.sql.reading import Located, Reads, at_once, count_of, group_parts, merged_by_key, read_page
-from bide.stores.sql.rows import CODES, COLUMNS, PAYLOAD, ROW, STATE, STATES, Row, record_of
 from bide.stores.sqlite.connection import code_of
 
 _HERE = Path(__file__).parent
@@ -192,24 +191,15 @@ def tally_some(
             if number:
                 counts[topic, state] = count_of(number, COUNTED)
         if edges is not None and len(edges) > 1 and (topic, State.WAITING) in counts:
-            forecast[topic] = [
-                _count(cursor, QUERIES["count_waiting_between"], (topic, low, high), upto)
-                for low, high in pairwise(edges)
-            ]
+            spans = [(topic, low, high, upto + 1) for low, high in pairwise(edges)]
+            found = [cursor.execute(QUERIES["count_waiting_between"], span).fetchone() for span in spans]
+            forecast[topic] = [count_of(number, upto) for (number,) in found]
     return Tally(counts, forecast), rows[-1][0] if rows and only is None else None
 
 
-def _count(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...], upto: int) -> Count:
-    (number,) = cursor.execute(query, (*arguments, upto + 1)).fetchone()
-    return count_of(number, upto)
-
-
 def find_tasks(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
-    """Read one page, from the index with its order. O(log n) per task, and one seek per topic passed."""
-    place = read_cursor(page.cursor, where)
-    if page.limit <= 0:
-        return Found([], page.cursor)
-    return at_once(read_page(SqliteReads(cursor), where, place, page.limit))
+    """See `read_page`."""
+    return at_once(read_page(SqliteReads(cursor), where, page))
 
 
 class SqliteReads(Reads):

@@ -33,8 +33,6 @@ from bide.stores.sqlite.watched_table import SqliteTable
 A = TypeVar("A")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-DISK_RESERVE = 16 * 1024 * 1024
-EVENTS_KEPT = 10_000
 _WRITES_FOR, _PAUSES_FOR = 0.016, 0.008
 """Seconds: a large call writes for so long, then lets others write, who try every 5 ms or less (`patiently`)."""
 
@@ -53,8 +51,8 @@ class SqliteStore(Verbs):
         path: str | os.PathLike[str],
         *,
         synchronous: str = "full",
-        disk_reserve: int = DISK_RESERVE,
-        events_kept: int = EVENTS_KEPT,
+        disk_reserve: int = 16 * 1024 * 1024,
+        events_kept: int = 10_000,
         watch: str = "auto",
         fault: Fault | None = None,
     ) -> None:

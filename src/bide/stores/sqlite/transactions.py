@@ -26,7 +26,7 @@ from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.batches import merge_earliest
 from bide.stores.driver_adapters import ConnectionSource, connection_source, pause
-from bide.stores.sql.transactions import to_its_end
+from bide.stores.sql.transactions import ended, to_its_end
 from bide.stores.sqlite.commit_watch import Notifier
 from bide.stores.sqlite.connection import PATIENCE, DiskReserve, SharedFile, connect, is_busy, patiently, translate
 from bide.stores.sqlite.operations import Fault, UnitOfWork, Verbs, Write
@@ -151,7 +151,7 @@ class JoinedTransaction(JoinedVerbs):
         if self.over:
             raise SetupError(f"{self._path}: this transaction has ended; use the store, or begin another")
         if not self._connection.in_transaction:
-            raise _ended(self._path)
+            raise ended(self._path)
         return super()._plainly(call, adding=adding)
 
 
@@ -199,7 +199,7 @@ class TransactionThread:
         try:
             self.connection.execute(f"RELEASE {_MARK}")
         except sqlite3.OperationalError as error:
-            raise _ended(self._file.path) from error
+            raise ended(self._file.path) from error
         patiently(self.connection, "COMMIT")  # in a file without a WAL, any other connection's reader blocks it
 
     def leave(self) -> None:
@@ -295,13 +295,6 @@ class Transactions:
         """End the threads. Blocks; open transactions are rolled back."""
         for thread in list(self._threads.values()):
             thread.close()
-
-
-def _ended(path: str) -> SetupError:
-    return SetupError(
-        f"{path}: the transaction was committed or rolled back inside its block, so the task could not be completed "
-        "with it; leave that to the end of the block"
-    )
 
 
 # --- a transaction on the caller's connection

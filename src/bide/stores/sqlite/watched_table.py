@@ -105,8 +105,8 @@ class SqliteTable(WatchedTable):
     def _compared(self, query: str, now: Millis, give: Give) -> Mapping[str, Callable[[], str]]:
         times = self._known
         return {
-            "come": lambda: times.come(now, give),
-            "ahead": lambda: times.ahead(now, give),
+            "come": lambda: times.against(now, give, "<", "<=", timedelta(seconds=1)),
+            "ahead": lambda: times.against(now, give, ">=", ">", timedelta(0)),
             "written": lambda: times.written(now),
         }
 
@@ -254,15 +254,8 @@ class SqliteTimes:
     def unprepared(self, error: sqlite3.Error) -> bool:
         return f"no such function: {self._function}" in str(error)
 
-    def come(self, now: Millis, give: Give) -> str:
-        """The SQL condition that a row's time has come."""
-        return self._against(now, give, "<", "<=", timedelta(seconds=1))
-
-    def ahead(self, now: Millis, give: Give) -> str:
-        """The SQL condition that a row's time has not come."""
-        return self._against(now, give, ">=", ">", timedelta(0))
-
-    def _against(self, now: Millis, give: Give, bounded: str, exact: str, later: timedelta) -> str:
+    def against(self, now: Millis, give: Give, bounded: str, exact: str, later: timedelta) -> str:
+        """The SQL condition that a row's time compares so (`exact`) with `now`; `bounded`: as text with `later`."""
         now -= self._after
         if self._kind is not DueIs.TIMESTAMP:
             return f"{self._column} {exact} {give(now if self._kind is DueIs.MILLISECONDS else now / 1000)}"

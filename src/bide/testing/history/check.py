@@ -170,8 +170,7 @@ def check(events: Iterable[Event], *, late_over: Millis | None = None) -> Report
     """
     got = gather(events)
     rules = Deliveries(got)
-    violations: list[Violation] = []
-    report = Report(violations=violations)
+    report, violations = got.report, list[Violation]()
     moves = Moves(got.header, got.clocks)
     for history in got.tasks.values():
         search = Search(history, moves, got.leasings_of(history.topic), got.exact)
@@ -188,7 +187,7 @@ def check(events: Iterable[Event], *, late_over: Millis | None = None) -> Report
     violations += wrong
     violations += rules.left(PURGED_AFTER)
     report.violations = _once(violations)
-    _count(got, report, late_over)
+    _count(got, late_over)
     return report
 
 
@@ -200,8 +199,9 @@ def _once(violations: list[Violation]) -> list[Violation]:
     return list(first.values())
 
 
-def _count(got: Gathered, report: Report, late_over: Millis | None) -> None:
-    lateness: list[Millis] = []
+def _count(got: Gathered, late_over: Millis | None) -> None:
+    """Count the deliveries, and how late they were."""
+    report, lateness = got.report, list[Millis]()
     for history in got.tasks.values():
         report.deliveries += len(history.began)
         report.leases += len(history.leases)
@@ -218,7 +218,3 @@ def _count(got: Gathered, report: Report, late_over: Millis | None) -> None:
     report.lateness_p99 = lateness_of(lateness, 0.99)
     report.lateness_worst = lateness[-1] if lateness else None
     report.keys = len(got.tasks)
-    report.events, report.calls, report.answered = got.events, got.calls, got.answered
-    report.failed, report.unknown = got.failed, got.unknown
-    report.settled, report.refused = got.settled, got.refused
-    report.deaths, report.faults = got.deaths, got.faults

@@ -21,6 +21,7 @@ from bide.core.instants import Millis
 from bide.core.records import Result, State, Token, Topic
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event, Seen
+from bide.testing.history.report import Report
 
 NEVER = 1 << 100
 """Later than any instant or place: stands for the answer to a call that was never answered."""
@@ -81,8 +82,6 @@ class TaskHistory:
 class Leasings:
     """Lease calls for one topic, with their places, ordered by the end of the leases asked for."""
 
-    __slots__ = ("by_until", "in_order")
-
     def __init__(self, those: list[tuple[int, ev.Leasing]]) -> None:
         self.in_order = sorted(those, key=lambda one: one[1].until)
         self.by_until: dict[Millis, list[tuple[int, ev.Leasing]]] = {}
@@ -92,8 +91,6 @@ class Leasings:
 
 class Clocks:
     """The recorded times of the store's clock, in the order of events, for rules that need more than one event."""
-
-    __slots__ = ("_highest", "_places", "fallback")
 
     def __init__(self) -> None:
         self._places: list[int] = []
@@ -140,8 +137,8 @@ class Gathered:
         self.clocks = Clocks()
         self.exact = True
         """True if leases end exactly when their holders ask; a store with a clock of its own counts from that clock."""
-        self.unknown = self.events = self.calls = self.answered = self.failed = self.deaths = self.faults = 0
-        self.settled = self.refused = 0
+        self.report = Report()
+        """With the counts of the events."""
 
     def leasings_of(self, topic: Topic) -> tuple[Leasings, Leasings]:
         """The lease calls for a topic: those that were never answered, and the others."""
@@ -180,7 +177,7 @@ class _Gathering:
         self._open[event.call] = place, event
         self._got.clocks.add(place, event.clock)
         if type(event) is ev.Asked:
-            self._got.calls += 1
+            self._got.report.calls += 1
         elif type(event) is ev.Settling:
             self._got.settling.setdefault((event.topic, event.key, event.token), place)
 
@@ -188,7 +185,7 @@ class _Gathering:
         asked, ask = self._open.pop(event.call, _NO_QUESTION)
         if type(ask) is not ev.Asked:
             raise _unasked(event, "asked")
-        self._got.answered += 1
+        self._got.report.answered += 1
         self._got.clocks.add(place, event.clock)
         seen = event.task
         if seen is None:
@@ -205,12 +202,12 @@ class _Gathering:
             raise _unasked(event, "settling or extending")
         if not event.ok:
             kind = REFUSED
-            self._got.refused += 1
+            self._got.report.refused += 1
             if type(ask) is ev.Extending:  # if it was sent twice, the first may have been accepted, the second refused
                 self._maybe.append((asked, ask))
         elif type(ask) is ev.Settling:
             kind = SETTLED
-            self._got.settled += 1
+            self._got.report.settled += 1
         else:
             kind = EXTENDED
         self._task(ask.topic, ask.key).ops.append(Op(kind, ask, event, asked, place, ask.token, None))
@@ -257,13 +254,13 @@ class _Gathering:
         if event.unknown:
             self._unsure.append((asked, ask))
         else:
-            self._got.failed += 1
+            self._got.report.failed += 1
 
     def died(self, _: int, event: ev.Died) -> None:
-        self._got.deaths += 1
+        self._got.report.deaths += 1
 
     def fault(self, place: int, event: ev.Fault) -> None:
-        self._got.faults += 1
+        self._got.report.faults += 1
         if event.clock is not None:
             self._got.clocks.add(place, event.clock)
 
@@ -281,9 +278,9 @@ class _Gathering:
     def end(self, events: int) -> Gathered:
         """Finish a history of this many events."""
         got = self._got
-        got.events = events
+        got.report.events = events
         self._unsure += self._open.values()  # no answer came, or the caller died before it could record one
-        got.unknown = len(self._unsure)
+        got.report.unknown = len(self._unsure)
         for place, lost in sorted(self._unsure + self._maybe, key=itemgetter(0)):
             if isinstance(lost, ev.Leasing):
                 got.lost_leasings.add(lost.call)
@@ -341,7 +338,7 @@ def _end(got: Gathered) -> None:
     if end is not None and end.drained:
         for its in got.tasks.values():
             if not its.left:
-                its.ops.append(Op(ABSENT, end, end, got.events, got.events, 0, None))
+                its.ops.append(Op(ABSENT, end, end, got.report.events, got.report.events, 0, None))
 
 
 def _unasked(event: ev.Answered | ev.Told | ev.Leased | ev.Failed, what: str) -> ValueError:
@@ -394,9 +391,6 @@ class Unsure:
     def known(self) -> tuple[Any, ...]:
         """All fields, which distinguish it from another."""
         return tuple(getattr(self, name) for name in _NAMES)
-
-    def __repr__(self) -> str:
-        return f"Unsure{self.known}"
 
 
 Task: TypeAlias = Seen | Unsure

@@ -46,7 +46,6 @@ class Moves:
 
     def __init__(self, header: ev.Header, clocks: Clocks) -> None:
         self.slack = header.slack
-        self.losses = header.losses
         self.gives_back = header.gives_back
         self.clocks = clocks
 
@@ -89,9 +88,12 @@ class Moves:
         elif task is None:
             return "P4", "schedule answered `replaced`, but there was no task to be replaced"
         else:
-            wrong = _if_token(task, op) or _may_replace(task, ask, seen) or _was(task, answer)
+            wrong = _if_token(task, op) or _was(task, answer)
             if wrong is not None:
                 return wrong
+            if not replaceable(task, ask.on_conflict, seen.due_at, seen.due_at):
+                return ("P4", "schedule with on_conflict=%s replaced a task that was %s, due at %s", ask.on_conflict,
+                        task.state, task.due_at)  # fmt: skip
         if seen.id != ask.id:
             return "P12", "schedule asked for a life with id %s and began one with id %s", ask.id, seen.id
         if seen.deadline != ask.deadline:
@@ -320,17 +322,14 @@ def _started(task: Task, now: tuple[Millis, Millis]) -> Any:
     return min(token // 1000, now[0]), min(token // 1000, now[1])
 
 
-def _may_replace(task: Task, ask: ev.Asked, seen: Seen) -> Wrong:
-    how, state = ask.on_conflict, task.state
+def replaceable(task: Task, how: OnConflict, first: Millis, last: Millis) -> bool:
+    """True if a schedule whose due time lies from `first` to `last` may replace the task."""
+    state = task.state
     if how is OnConflict.REPLACE or state is _CANCELLED or state is _DEAD:
-        return None
-    allowed = (
-        (how is OnConflict.EARLIEST and (state is _DONE or (state is _WAITING and seen.due_at < latest(task.due_at))))
-        or (how is OnConflict.LATEST and (state is not _WAITING or seen.due_at > earliest(task.due_at)))
-    )  # fmt: skip
-    if allowed:
-        return None
-    return "P4", "schedule with on_conflict=%s replaced a task that was %s, due at %s", how, state, task.due_at
+        return True
+    if how is OnConflict.EARLIEST:
+        return state is _DONE or (state is _WAITING and first < latest(task.due_at))
+    return how is OnConflict.LATEST and (state is not _WAITING or last > earliest(task.due_at))
 
 
 def _was(task: Task, answer: Event) -> Wrong:

@@ -46,9 +46,9 @@ from bide.testing.history.gathered import (
     earliest,
     same,
 )
-from bide.testing.history.moves import EXPLAIN, Moves, due_between, given_back
+from bide.testing.history.moves import EXPLAIN, Moves, due_between, given_back, replaceable
 
-_LEASED = State.LEASED
+_WAITING, _LEASED = State.WAITING, State.LEASED
 _PATIENCE = 20_000
 """Steps beyond eight for each operation, after which the task is undecided."""
 
@@ -270,13 +270,9 @@ class Search:
 
     def _may_turn(self, blocked: bool) -> None:
         """Before a right write, keep the unseen changes as choices: one of them may make a blocked operation right."""
-        if blocked and (self.unseen.any or self._may_be_gone()):
-            self._push()
-
-    def _may_be_gone(self) -> bool:
-        """True if the task has ended and may have been forgotten by now."""
         task = self.task
-        return task is not None and not task.state.live and self.moves.may_be_purged(task, self.soonest)
+        if blocked and (self.unseen.any or (task is not None and self.moves.may_be_purged(task, self.soonest))):
+            self._push()
 
     def _push(self) -> None:
         """Keep each possible unseen change at this point as a choice to return to."""
@@ -305,7 +301,6 @@ class Search:
         return True
 
 
-_WAITING, _LEASED, _DONE, _DEAD = State.WAITING, State.LEASED, State.DONE, State.DEAD
 _NONE: frozenset[int] = frozenset()
 Way: TypeAlias = tuple[int, Task | None]
 """The number of a call (0: no call, as for the purge) and the task after it."""
@@ -405,15 +400,17 @@ class Unseen:
                 return self._moves.after_settle(task, ask, now)
             assert type(ask) is ev.Extending
             return NOBODY if task.wake_at == ask.until else Unsure(task, wake_at=self.until(ask, None))
+        if task is not None and ask.if_token is not None and not same(task.token, ask.if_token):
+            return NOBODY
         if ask.asks is Asks.SCHEDULE:
-            if task is not None and not _replaceable(task, ask, now):
-                return NOBODY
             due = due_between(ask.due, ask.grain, *now)
+            if task is not None and not replaceable(task, ask.on_conflict, *due):
+                return NOBODY
             return Unsure(
                 NOBODY, id=ask.id, due_at=due, wake_at=(max(due[0], now[0]), NEVER), token=ANY, created_at=now,
                 group=ANY, deadline=ask.deadline,
             )  # fmt: skip
-        if task is None or (ask.if_token is not None and not same(task.token, ask.if_token)):
+        if task is None:
             return NOBODY
         if ask.asks is Asks.CANCEL:
             if task.state is not _WAITING and task.state is not _LEASED:
@@ -430,7 +427,7 @@ class Unseen:
                 return NOBODY
             deadline = task.deadline if ask.deadline is None else ask.deadline
             return Unsure(task, due_at=due, wake_at=wake, planned_at=0, token=ANY, deadline=deadline)
-        if task.state is not _DEAD:
+        if task.state is not State.DEAD:
             return NOBODY
         return Unsure(NOBODY, id=ask.id or ANY, group=task.group, due_at=due, wake_at=wake, token=ANY, created_at=now)
 
@@ -548,19 +545,3 @@ class Unseen:
                 if lost.on_conflict is OnConflict.LATEST and task.state is _WAITING:
                     return True
         return False
-
-
-def _replaceable(task: Task, ask: ev.Asked, now: tuple[int, int]) -> bool:
-    if ask.if_token is not None and not same(task.token, ask.if_token):
-        return False
-    how, state = ask.on_conflict, task.state
-    if state is State.CANCELLED or state is _DEAD or how is OnConflict.REPLACE:
-        return True
-    if how is OnConflict.EARLIEST:
-        first = due_between(ask.due, ask.grain, *now)[0]
-        due = task.due_at[1] if type(task.due_at) is tuple else task.due_at
-        return state is _DONE or (state is _WAITING and (due is ANY or first < due))
-    if how is OnConflict.LATEST:
-        last = due_between(ask.due, ask.grain, *now)[1]
-        return state is not _WAITING or last > earliest(task.due_at)
-    return False

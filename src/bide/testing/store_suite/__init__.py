@@ -15,10 +15,9 @@ Tests of optional capabilities are skipped for stores without them. No test slee
 from __future__ import annotations
 
 from bide.testing.store_suite.capabilities import Announcing, Joining, Listening, Opening, Remembering, Retention
-from bide.testing.store_suite.delivering import Extending, Fairness, Identity, Leasing, Settling, Tokens
+from bide.testing.store_suite.delivering import Extending, Fairness, Leasing, Racing, Settling, Tokens
 from bide.testing.store_suite.finding import Counting, Finding
-from bide.testing.store_suite.racing import Batches, OddInput, Racing
-from bide.testing.store_suite.verbs import Changing, EveryCell, Scheduling
+from bide.testing.store_suite.verbs import Batches, Changing, EveryCell, OddInput, Scheduling
 
 __all__ = ["StoreSuite"]
 
@@ -32,7 +31,6 @@ class StoreSuite(
     Extending,
     Settling,
     Tokens,
-    Identity,
     Retention,
     Finding,
     Counting,

@@ -339,29 +339,27 @@ class SuiteBase:
     @pytest_asyncio.fixture
     async def store(self, tmp_path: Path) -> AsyncIterator[Store]:
         """An open, empty store."""
+        async with self.opened(tmp_path) as store:
+            yield store
+
+    @pytest_asyncio.fixture
+    async def rival(self, store: Store, tmp_path: Path) -> AsyncIterator[Store]:
+        """Another open client of the same tasks; the store itself if there can be no other."""
+        if not self.durable:
+            yield store
+            return
+        async with self.opened(tmp_path) as rival:
+            yield rival
+
+    @asynccontextmanager
+    async def opened(self, tmp_path: Path) -> AsyncIterator[Store]:
+        """A client of the tasks under `tmp_path`, open within this context."""
         store = await self.make_store(tmp_path)
         await store.open()
         try:
             yield store
         finally:
             await store.close()
-
-    @pytest_asyncio.fixture
-    async def rival(self, store: Store, tmp_path: Path) -> AsyncIterator[Store]:
-        """Another open client of the same tasks; the store itself if there can be no other."""
-        rival = await self.peer(store, tmp_path)
-        try:
-            yield rival
-        finally:
-            await rival.close()
-
-    async def peer(self, store: Store, tmp_path: Path) -> Store:
-        """Open another client of the same tasks, for the caller to close; the store itself if there can be no other."""
-        if not self.durable:
-            return store
-        other = await self.make_store(tmp_path)
-        await other.open()
-        return other
 
     async def rests_until(self, store: Store, wake: Millis, *, topic: Topic = "t", now: Millis = NOW) -> None:
         """Check that no task of the topic is due and that a lease reports this next wake time."""

@@ -295,55 +295,35 @@ class Joining(SuiteBase):
                 await joined.add([new(due=At(NOW + SECOND))], now=NOW)
             await until(lambda: ("t", NOW + SECOND) in heard, "notice of the committed task")
 
-    async def test_the_callers_own_rows_are_committed_with_the_tasks(
-        self, store: Store, joins: JoinsTransaction, tmp_path: Path
+    @pytest.mark.parametrize("fails", [False, True], ids=["commit", "rollback"])
+    async def test_the_callers_own_rows_share_the_fate_of_the_tasks(
+        self, store: Store, joins: JoinsTransaction, tmp_path: Path, *, fails: bool
     ) -> None:
         held = await put_and_take(store)
-        async with joins.transaction() as joined:
+        async with _failing(joins.transaction()) if fails else joins.transaction() as joined:
             await self.write_text(joined.connection, "the effect")
             assert await joined.settle([done(held)], now=NOW) == [True]
-        assert await self.texts(tmp_path) == ["the effect"]
-        assert await look(store, held) is None
+        assert await self.texts(tmp_path) == ([] if fails else ["the effect"])
+        assert await look(store, held) == (held if fails else None)
 
-    async def test_the_callers_own_rows_are_undone_with_the_tasks(
-        self, store: Store, joins: JoinsTransaction, tmp_path: Path
+    @pytest.mark.parametrize("fails", [False, True], ids=["commit", "rollback"])
+    async def test_the_verbs_share_the_fate_of_the_callers_own_transaction(
+        self, store: Store, joins: JoinsTransaction, tmp_path: Path, *, fails: bool
     ) -> None:
-        held = await put_and_take(store)
-        async with _failing(joins.transaction()) as joined:
-            await self.write_text(joined.connection, "the effect")
-            assert await joined.settle([done(held)], now=NOW) == [True]
-        assert await self.texts(tmp_path) == []
-        assert await see(store, held) == held
-
-    async def test_the_verbs_join_the_callers_own_transaction(
-        self, store: Store, joins: JoinsTransaction, tmp_path: Path
-    ) -> None:
-        await put(store, new("settled"), new("moved", due=At(NOW + DAY)))
+        _, later = await put(store, new("settled"), new("moved", due=At(NOW + DAY)))
         held = await take(store)
-        async with self.callers_transaction(tmp_path) as connection:
+        own = self.callers_transaction(tmp_path)
+        async with _failing(own) if fails else own as connection:
             joined = joins.using(connection)
             await self.write_text(connection, "an order")
             [added] = await joined.add([new("added", topic="n")], now=NOW)
             assert await joined.settle([done(held)], now=NOW) == [True]
             [moved] = await joined.change([Move("t", "moved", At(NOW + HOUR))], now=NOW)
-        assert await self.texts(tmp_path) == ["an order"]
-        assert await see(store, Ref("n", "added")) == added.record
-        assert await look(store, held) is None
-        assert await see(store, Ref("t", "moved")) == moved.record
-
-    async def test_the_verbs_are_undone_with_the_callers_own_transaction(
-        self, store: Store, joins: JoinsTransaction, tmp_path: Path
-    ) -> None:
-        held = await put_and_take(store)
-        async with _failing(self.callers_transaction(tmp_path)) as connection:
-            joined = joins.using(connection)
-            await self.write_text(connection, "an order")
-            await joined.add([new("added", topic="n")], now=NOW)
-            assert await joined.settle([done(held)], now=NOW) == [True]
-        assert await self.texts(tmp_path) == []
-        assert await look(store, Ref("n", "added")) is None
-        assert await see(store, held) == held
-        assert await settle(store, done(held))
+        assert await self.texts(tmp_path) == ([] if fails else ["an order"])
+        assert await look(store, Ref("n", "added")) == (None if fails else added.record)
+        assert await look(store, held) == (held if fails else None)
+        assert await see(store, later) == (later if fails else moved.record)
+        assert await settle(store, done(held)) is fails
 
     async def test_a_verb_that_fails_leaves_the_callers_transaction_usable(
         self, store: Store, joins: JoinsTransaction, tmp_path: Path
@@ -422,13 +402,9 @@ class Opening(SuiteBase):
 
     async def test_two_stores_of_different_places_share_nothing(self, store: Store, tmp_path: Path) -> None:
         (tmp_path / "elsewhere").mkdir()
-        other = await self.make_store(tmp_path / "elsewhere")
-        await other.open()
-        try:
+        async with self.opened(tmp_path / "elsewhere") as other:
             await put_one(store)
             assert await listed(other, Filter()) == []
-        finally:
-            await other.close()
 
     async def test_every_state_survives_a_close(self, store: Store, tmp_path: Path) -> None:
         if not self.durable:
@@ -438,31 +414,24 @@ class Opening(SuiteBase):
         await put_one(store, new("far", due=At(NOW + 400 * DAY), deadline=KEPT * 2, options=b"\x80"))
         before = await listed(store, Filter())
         await store.close()
-        again = await self.peer(store, tmp_path)
-        try:
+        async with self.opened(tmp_path) as again:
             assert await listed(again, Filter()) == before
             assert len(await listed(again, Filter(group="g"))) == 5
             held = await see(again, Ref("leased", "k"))
             assert await settle(again, done(held)), "a lease outlives the connection it was taken on"
             assert (await take(again, topic="waiting")).attempt == 1
             assert await again.purge(now=KEPT, limit=100) == 3
-        finally:
-            await again.close()
 
     async def test_a_token_rises_also_across_a_close(self, store: Store, tmp_path: Path) -> None:
         if not self.durable:
             pytest.skip("this store ends with its process")
         last = 0
         for _ in range(3):
-            opened = await self.peer(store, tmp_path)
-            try:
-                await put_one(opened, now=NOW)
-                held = await take(opened)
+            async with self.opened(tmp_path) as opened:
+                held = await put_and_take(opened)
                 assert held.token > last
                 last = held.token
                 assert await settle(opened, done(held)), "and nothing of the task itself is left to go by"
-            finally:
-                await opened.close()
 
     async def test_what_one_client_did_another_sees_at_once(self, store: Store, rival: Store) -> None:
         if not self.durable:

@@ -1,6 +1,13 @@
-"""Tests of a delivery, from the lease (which worker gets which tasks, and the next wake) to the settled outcome."""
+"""Tests of a delivery, from the lease (which worker gets which tasks, and the next wake) to the settled outcome.
+
+Races, which exactly one caller wins, come last.
+"""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import pytest
 from msgspec.structs import replace
@@ -8,7 +15,19 @@ from msgspec.structs import replace
 from bide.core.answers import Answer
 from bide.core.instants import At, Due, In
 from bide.core.names import new_id
-from bide.core.records import Cancel, Filter, Move, OutcomeKind, Record, Redrive, Ref, Result, Settlement, State
+from bide.core.records import (
+    Cancel,
+    Filter,
+    Move,
+    OnConflict,
+    OutcomeKind,
+    Record,
+    Redrive,
+    Ref,
+    Result,
+    Settlement,
+    State,
+)
 from bide.ports import Store
 from bide.testing.store_suite.base import (
     DAY,
@@ -54,13 +73,6 @@ class Leasing(SuiteBase):
         assert (await lease(store, now=NOW + HOUR - 1)).tasks == []
         assert (await lease(store, now=NOW + HOUR)).tasks != []
 
-    async def test_a_short_delay_added_after_a_long_one_is_on_time(self, store: Store) -> None:
-        await put_one(store, new("far", due=In(365 * DAY)))
-        assert self.wakes_at((await lease(store)).next_wake, NOW + 365 * DAY, NOW)
-        await put_one(store, new("near", due=In(5)))
-        await self.rests_until(store, NOW + 5)
-        assert (await take(store, now=NOW + 5)).key == "near"
-
     async def test_a_clock_that_goes_back_makes_nothing_early(self, store: Store) -> None:
         await put_one(store, new("later", due=At(NOW + HOUR)))
         await put_one(store, new("now"))
@@ -100,11 +112,6 @@ class Leasing(SuiteBase):
             taken.sort()
         assert taken == sorted(f"{age:04}" for age in ages)
 
-    async def test_a_leased_task_is_nobody_elses(self, store: Store) -> None:
-        await put_one(store)
-        await take(store, holder="one")
-        assert (await lease(store, 5, now=NOW + LEASE - 1, holder="two")).tasks == []
-
     async def test_an_expired_lease_comes_back_with_a_new_token_and_one_more_loss(self, store: Store) -> None:
         await put_one(store)
         first = await take(store, holder="one")
@@ -133,10 +140,6 @@ class Leasing(SuiteBase):
         leased = await store.lease({}, now=NOW, until=NOW + LEASE, holder="w")
         assert (leased.tasks, leased.next_wake, leased.now) == ([], None, NOW)
 
-    async def test_asking_an_empty_store_gives_nothing(self, store: Store) -> None:
-        leased = await lease(store, 10)
-        assert (leased.tasks, leased.next_wake) == ([], None)
-
     async def test_a_lease_that_ends_at_once_is_given_out_once_per_call(self, store: Store) -> None:
         await put_one(store)
         assert len((await lease(store, 10, lasts=0)).tasks) == 1
@@ -155,12 +158,6 @@ class Fairness(SuiteBase):
         )
         leased = await store.lease({"a": 1, "b": 0}, now=NOW, until=NOW + LEASE, holder="w")
         assert self.wakes_at(leased.next_wake, NOW + 2 * HOUR, NOW)
-
-    async def test_next_wake_sees_the_end_of_a_lease(self, store: Store) -> None:
-        await put(store, new("now"), new("later", due=At(NOW + DAY)))
-        leased = await lease(store, 2)
-        assert keys(leased.tasks) == ["now"]
-        assert self.wakes_at(leased.next_wake, NOW + LEASE, NOW), "should its holder die, that is the next wake"
 
     async def test_next_wake_follows_an_extend_and_a_settle(self, store: Store) -> None:
         await put(store, new("now"), new("later", due=At(NOW + DAY)))
@@ -181,9 +178,10 @@ class Fairness(SuiteBase):
         await self.rests_until(store, NOW + DAY, now=NOW + HOUR)
 
     async def test_next_wake_sees_an_earlier_one_added_later(self, store: Store) -> None:
-        for delay in (DAY, HOUR, MINUTE, SECOND, 1):
+        for delay in (365 * DAY, DAY, HOUR, MINUTE, SECOND, 5):
             await put_one(store, new(str(delay), due=In(delay)))
             assert self.wakes_at((await lease(store, 1)).next_wake, NOW + delay, NOW)
+        assert (await take(store, now=NOW + 5)).key == "5"
 
     async def test_next_wake_forgets_what_was_cancelled(self, store: Store) -> None:
         await put(store, new("near", due=In(MINUTE)), new("far", due=In(DAY)))
@@ -272,12 +270,6 @@ class Extending(SuiteBase):
         assert (await lease(store, 1, now=late)).tasks == []
         assert await settle(store, done(held), now=late)
 
-    async def test_an_old_token_is_refused_after_the_task_was_taken_over(self, store: Store) -> None:
-        first = await put_and_take(store)
-        second = await take(store, now=NOW + LEASE)
-        assert not await extend(store, first, until=NOW + DAY, now=NOW + LEASE)
-        assert await see(store, second) == second
-
     async def test_an_extend_can_be_repeated(self, store: Store) -> None:
         held = await put_and_take(store)
         for step in range(1, 50):
@@ -298,14 +290,6 @@ class Extending(SuiteBase):
 class Settling(SuiteBase):
     """P2: delivered until settled. P3: a late settle with an old token is refused and changes nothing."""
 
-    async def test_done_ends_it(self, store: Store) -> None:
-        held = await put_and_take(store)
-        assert await settle(store, done(held, keep_until=KEPT), now=NOW + SECOND)
-        ended = await see(store, held)
-        assert (ended.state, ended.finished_at, ended.keep_until) == (State.DONE, NOW + SECOND, KEPT)
-        assert (ended.attempt, ended.error, ended.id) == (1, None, held.id)
-        assert (await lease(store, 5, now=NOW + DAY)).tasks == []
-
     async def test_a_second_settle_is_refused(self, store: Store) -> None:
         held = await put_and_take(store)
         assert await settle(store, done(held, keep_until=KEPT))
@@ -319,9 +303,10 @@ class Settling(SuiteBase):
         assert await settle_all(store, [retry(held, In(HOUR)), done(held)]) == [True, False]
         assert (await see(store, held)).failures == 1
 
-    async def test_a_lease_that_was_taken_over_cannot_be_settled(self, store: Store) -> None:
+    async def test_a_lease_that_was_taken_over_can_be_neither_extended_nor_settled(self, store: Store) -> None:
         first = await put_and_take(store)
         second = await take(store, now=NOW + LEASE)
+        assert not await extend(store, first, until=NOW + DAY, now=NOW + LEASE)
         for outcome in (done(first), retry(first, In(0)), dead(first), again(first, In(0))):
             assert not await settle(store, outcome, now=NOW + LEASE)
         assert await see(store, second) == second
@@ -341,6 +326,7 @@ class Settling(SuiteBase):
         assert (waiting.state, waiting.attempt, waiting.failures, waiting.losses) == (State.WAITING, 2, 1, 0)
         assert (waiting.error, waiting.holder, waiting.planned_at) == ("refused", None, 0)
         assert (waiting.wake_at, waiting.due_at) == (NOW + LEASE + MINUTE, NOW)
+        assert (await lease(store, 5, now=NOW + LEASE + MINUTE - 1)).tasks == []
         following = await take(store, now=NOW + LEASE + MINUTE)
         assert (following.attempt, following.failures, following.error) == (3, 1, "refused")
         assert following.planned_at == NOW + LEASE + MINUTE
@@ -366,11 +352,6 @@ class Settling(SuiteBase):
         assert await settle(store, retry(await put_and_take(store), At(0)), now=NOW + SECOND)
         assert (await see(store, Ref("t", "k"))).wake_at == NOW + SECOND
         assert (await take(store, now=NOW + SECOND)).attempt == 2
-
-    async def test_a_retry_is_never_early(self, store: Store) -> None:
-        assert await settle(store, retry(await put_and_take(store), In(5 * MINUTE)))
-        assert (await lease(store, 5, now=NOW + 5 * MINUTE - 1)).tasks == []
-        assert (await lease(store, 5, now=NOW + 5 * MINUTE)).tasks != []
 
     @pytest.mark.parametrize("failed", [False, True])
     async def test_a_death_counts_as_a_failure_if_a_delivery_failed(self, store: Store, *, failed: bool) -> None:
@@ -439,9 +420,13 @@ class Settling(SuiteBase):
         assert await settle_all(store, [done(record) for record in held]) == [True, False, True]
         assert await store.get([Ref("t", key) for key in "abc"]) == [None, None, None]
 
-    async def test_a_settled_retry_can_be_moved_and_cancelled_like_any_other(self, store: Store) -> None:
-        assert await settle(store, retry(await put_and_take(store), In(DAY)))
+    @pytest.mark.parametrize("outcome", [retry, defer, again], ids=["retry", "defer", "again"])
+    async def test_one_that_waits_again_can_be_moved_and_cancelled_like_any_other(
+        self, store: Store, outcome: Callable[[Record, Due], Settlement]
+    ) -> None:
+        assert await settle(store, outcome(await put_and_take(store), In(DAY)))
         assert (await do(store, Move("t", "k", In(HOUR)))).was == NOW + DAY
+        await self.rests_until(store, NOW + HOUR)
         assert (await do(store, Cancel("t", "k"))).result is Result.CANCELLED
         assert (await lease(store, 1)).next_wake is None
 
@@ -474,41 +459,6 @@ FAR_OFF = 2**53 // 1_000 + SECOND
 class Tokens(SuiteBase):
     """P12: the `token` of a (topic, key) only rises, so that a receiver can refuse an old one."""
 
-    async def test_every_transition_raises_the_token(self, store: Store) -> None:
-        seen = [(await put_one(store)).token]
-
-        async def note() -> None:
-            seen.append((await see(store, Ref("t", "k"))).token)
-
-        await do(store, Move("t", "k", In(0)))
-        await note()
-        held = await take(store)
-        await note()
-        assert await settle(store, retry(held, In(0)))
-        await note()
-        held = await take(store)
-        await note()
-        assert await settle(store, defer(held, In(0)))
-        await note()
-        held = await take(store)
-        held = await take(store, now=NOW + LEASE)
-        await note()
-        assert await settle(store, again(held, In(0)), now=NOW)
-        await note()
-        assert await settle(store, dead(await take(store)))
-        await note()
-        await do(store, Redrive("t", "k", new_id(), In(0)))
-        await note()
-        await put_one(store)
-        await note()
-        await do(store, Cancel("t", "k", KEPT))
-        await note()
-        await put_one(store)
-        await note()
-        assert await settle(store, done(await take(store), keep_until=KEPT))
-        await note()
-        assert seen == sorted(set(seen)), "strictly rising"
-
     async def test_a_token_rises_also_after_the_key_was_done_and_forgotten(self, store: Store) -> None:
         last = 0
         for _ in range(5):
@@ -521,8 +471,6 @@ class Tokens(SuiteBase):
     async def test_a_token_rises_also_after_a_cancel_and_a_purge(self, store: Store) -> None:
         await put_one(store)
         cancelled = record_of(await do(store, Cancel("t", "k")))
-        held = await bring(store, None)
-        assert held is None
         following = await put_one(store)
         assert following.token > cancelled.token
         ended = record_of(await do(store, Cancel("t", "k", NOW + SECOND)))
@@ -539,46 +487,6 @@ class Tokens(SuiteBase):
     async def test_a_token_is_at_least_the_clock_in_microseconds(self, store: Store) -> None:
         assert (await put_one(store)).token >= NOW * 1_000
 
-    async def test_the_tokens_of_one_batch_differ_for_one_key(self, store: Store) -> None:
-        first, second = await put(store, new(), new())
-        assert first.token < second.token
-
-
-class Identity(SuiteBase):
-    """P12: `id` names one life of a key and stays the same over its retries."""
-
-    async def test_an_id_is_the_same_over_move_lease_retry_defer_and_loss(self, store: Store) -> None:
-        life = (await put_one(store)).id
-        assert record_of(await do(store, Move("t", "k", In(0)))).id == life
-        held = await take(store)
-        assert held.id == life
-        assert await settle(store, retry(held, In(0)))
-        held = await take(store)
-        assert held.id == life
-        assert await settle(store, defer(held, In(0)))
-        assert (await take(store)).id == life
-        held = await take(store, now=NOW + LEASE)
-        assert held.id == life
-        assert await settle(store, dead(held))
-        assert (await see(store, held)).id == life
-
-    async def test_an_id_is_new_at_replace_again_and_redrive(self, store: Store) -> None:
-        lives = [(await put_one(store)).id]
-        lives.append((await put_one(store)).id)
-        held = await take(store)
-        assert await settle(store, again(held, In(0)))
-        held = await take(store)
-        lives.append(held.id)
-        assert await settle(store, dead(held))
-        answer = await do(store, Redrive("t", "k", new_id(), In(0)))
-        lives.append(record_of(answer).id)
-        assert len(set(lives)) == 4
-
-    async def test_each_task_of_a_lease_has_the_token_that_settles_it(self, store: Store) -> None:
-        await put(store, *(new(str(number)) for number in range(50)))
-        held = (await lease(store, 50)).tasks
-        assert await settle_all(store, [done(record) for record in held]) == [True] * 50
-
     @pytest.mark.parametrize("if_token", [0, 1, 2**53, 2**56, 2**60, 2**63 - 1])
     async def test_a_condition_that_no_token_meets_changes_nothing(self, store: Store, if_token: int) -> None:
         before = await put_one(store)
@@ -592,3 +500,187 @@ class Identity(SuiteBase):
         [answer] = await add_all(store, [new(if_token=if_token)])
         assert answer == Answer(Result.STALE_TOKEN, before)
         assert await see(store, Ref("t", "k")) == before
+
+
+AT_ONCE = 50
+
+First = TypeVar("First")
+Second = TypeVar("Second")
+
+
+async def both(
+    number: int, first: Coroutine[Any, Any, First], second: Coroutine[Any, Any, Second]
+) -> tuple[First, Second]:
+    """Run both at once, alternating which starts first."""
+    if number % 2:
+        two, one = await asyncio.gather(second, first)
+    else:
+        one, two = await asyncio.gather(first, second)
+    return one, two
+
+
+async def in_batches(races: int, race: Callable[[int, str], Coroutine[Any, Any, None]]) -> None:
+    """Run the races, several at once, each with its number and its own topic."""
+    for start in range(0, races, AT_ONCE):
+        await asyncio.gather(*(race(number, f"t{number}") for number in range(start, start + AT_ONCE)))
+
+
+class Racing(SuiteBase):
+    """P3: one holder. P4: a lost race is an answer. The rival is a second client if the store can have one."""
+
+    async def test_fifty_workers_take_no_task_twice(self, store: Store, rival: Store) -> None:
+        await put(store, *(new(str(number)) for number in range(1_500)))
+        taken: list[tuple[str, int]] = []
+
+        async def work(number: int) -> None:
+            mine = rival if number % 2 else store
+            while batch := (await lease(mine, 1 + number % 7, holder=f"w{number}")).tasks:
+                taken.extend((record.key, record.token) for record in batch)
+                assert all(await settle_all(mine, [done(record) for record in batch]))
+
+        await asyncio.gather(*(work(number) for number in range(50)))
+        assert len(taken) == 1_500
+        assert len({key for key, _ in taken}) == 1_500
+
+    async def test_fifty_workers_hold_each_task_once(self, store: Store) -> None:
+        await put(store, *(new(str(number)) for number in range(100)))
+        answers = await asyncio.gather(*(lease(store, 7, holder=f"w{number}") for number in range(50)))
+        held = [record for leased in answers for record in leased.tasks]
+        assert sorted(record.key for record in held) == sorted(str(number) for number in range(100))
+        assert await asyncio.gather(*(settle(store, done(record)) for record in held)) == [True] * 100
+
+    async def test_lease_against_a_move(self, store: Store, rival: Store) -> None:
+        async def race(number: int, topic: str) -> None:
+            await put_one(store, new(topic=topic))
+            leased, moved = await both(number, lease(store, topic=topic), do(rival, Move(topic, "k", At(NOW + HOUR))))
+            now_is = await see(store, Ref(topic, "k"))
+            if leased.tasks:
+                assert (moved.result, now_is) == (Result.UNDER_WAY, leased.tasks[0])
+            else:
+                assert (moved.result, now_is) == (Result.MOVED, moved.record)
+
+        await in_batches(self.races, race)
+
+    async def test_lease_against_a_conditional_fire_now(self, store: Store, rival: Store) -> None:
+        async def race(number: int, topic: str) -> None:
+            record = await put_one(store, new(topic=topic))
+            leased, fired = await both(
+                number, lease(store, topic=topic), do(rival, Move(topic, "k", In(0), record.token))
+            )
+            [held] = leased.tasks
+            assert fired.record is not None
+            if fired.result is Result.MOVED:
+                assert held.token > fired.record.token > record.token
+            else:
+                assert (fired.result, fired.record) == (Result.STALE_TOKEN, held)
+            assert await see(store, held) == held
+
+        await in_batches(self.races, race)
+
+    async def test_lease_against_a_cancel(self, store: Store, rival: Store) -> None:
+        async def race(number: int, topic: str) -> None:
+            await put_one(store, new(topic=topic))
+            leased, cancelled = await both(number, lease(store, topic=topic), do(rival, Cancel(topic, "k", KEPT)))
+            assert (await see(store, Ref(topic, "k"))).state is State.CANCELLED
+            if leased.tasks:
+                assert cancelled.result is Result.CANCELLED_WHILE_LEASED
+                assert not await settle(store, done(leased.tasks[0]))
+            else:
+                assert cancelled.result is Result.CANCELLED, "and no delivery starts afterwards"
+            assert (await lease(store, topic=topic)).tasks == []
+
+        await in_batches(self.races, race)
+
+    async def test_lease_against_a_redrive(self, store: Store, rival: Store) -> None:
+        async def race(number: int, topic: str) -> None:
+            gone = await bring(store, State.DEAD, topic=topic)
+            assert gone is not None
+            leased, redriven = await both(
+                number, lease(store, topic=topic), do(rival, Redrive(topic, "k", new_id(), In(0), gone.token))
+            )
+            assert redriven.result is Result.REDRIVEN
+            assert redriven.record is not None
+            held = leased.tasks or (await lease(store, topic=topic)).tasks
+            assert [record.id for record in held] == [redriven.record.id], "delivered once, as the new life"
+            assert (await do(rival, Redrive(topic, "k", new_id(), In(0)))).result is Result.UNDER_WAY
+
+        await in_batches(self.races, race)
+
+    @pytest.mark.parametrize("on_conflict", list(OnConflict), ids=str)
+    async def test_lease_against_a_schedule(self, store: Store, rival: Store, on_conflict: OnConflict) -> None:
+        due = At(NOW - HOUR if on_conflict is OnConflict.EARLIEST else NOW)
+        if on_conflict is OnConflict.LATEST:
+            due = At(NOW + 1)
+
+        async def race(number: int, topic: str) -> None:
+            old = await put_one(store, new(topic=topic))
+            task = new(topic=topic, due=due, on_conflict=on_conflict)
+            leased, [answer] = await both(number, lease(store, topic=topic), add_all(rival, [task]))
+            now_is = await see(store, old)
+            settled = [await settle(store, done(record)) for record in leased.tasks]
+            if answer.result is Result.REPLACED:
+                assert now_is.id == task.id
+                assert settled == [record.id == task.id for record in leased.tasks], "only the new life counts"
+            else:
+                assert answer.result is (Result.REFUSED if on_conflict is OnConflict.REFUSE else Result.KEPT)
+                assert now_is.id == old.id
+                assert settled == [True]
+
+        await in_batches(self.races, race)
+
+    async def test_two_workers_race_for_a_lost_lease(self, store: Store, rival: Store) -> None:
+        async def race(number: int, topic: str) -> None:
+            lost = await put_and_take(store, new(topic=topic))
+            one, two = await both(
+                number,
+                lease(store, topic=topic, now=NOW + LEASE, holder="one"),
+                lease(rival, topic=topic, now=NOW + LEASE, holder="two"),
+            )
+            [held] = one.tasks + two.tasks
+            assert (held.attempt, held.losses) == (2, 1)
+            assert held.token > lost.token
+            assert await see(store, held) == held
+
+        await in_batches(self.races, race)
+
+    @pytest.mark.parametrize("ends", [True, False], ids=["settle", "extend"])
+    async def test_a_late_holder_against_the_next_lease(self, store: Store, rival: Store, *, ends: bool) -> None:
+        async def race(number: int, topic: str) -> None:
+            late = await put_and_take(store, new(topic=topic))
+            if ends:
+                asked = settle(store, done(late), now=NOW + LEASE)
+            else:
+                asked = extend(store, late, until=NOW + HOUR, now=NOW + LEASE)
+            accepted, leased = await both(number, asked, lease(rival, topic=topic, now=NOW + LEASE))
+            assert accepted is (leased.tasks == [])
+            if not accepted or ends:
+                assert await look(store, late) == (None if accepted else leased.tasks[0])
+
+        await in_batches(self.races, race)
+
+    async def test_a_settle_against_a_cancel(self, store: Store, rival: Store) -> None:
+        async def race(number: int, topic: str) -> None:
+            held = await put_and_take(store, new(topic=topic))
+            outcome = (done(held, keep_until=KEPT), retry(held, In(0)), dead(held))[number % 3]
+            settled, cancelled = await both(number, settle(store, outcome), do(rival, Cancel(topic, "k", KEPT)))
+            now_is: Record = await see(store, held)
+            if not settled:
+                assert cancelled.result is Result.CANCELLED_WHILE_LEASED
+                assert now_is.state is State.CANCELLED
+            elif number % 3 == 1:
+                assert (cancelled.result, now_is.state) == (Result.CANCELLED, State.CANCELLED)
+            else:
+                assert cancelled.result is Result.FINISHED
+                assert now_is == cancelled.record
+
+        await in_batches(self.races, race)
+
+    async def test_many_schedules_of_one_free_key_make_one_task(self, store: Store, rival: Store) -> None:
+        tasks = [new(on_conflict=OnConflict.KEEP) for _ in range(100)]
+        answers = await asyncio.gather(
+            *(add_all(rival if number % 2 else store, [task]) for number, task in enumerate(tasks))
+        )
+        results = [answer.result for [answer] in answers]
+        assert (results.count(Result.CREATED), results.count(Result.KEPT)) == (1, 99)
+        winner = tasks[results.index(Result.CREATED)]
+        assert (await see(store, Ref("t", "k"))).id == winner.id

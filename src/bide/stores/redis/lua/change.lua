@@ -42,11 +42,8 @@ local function change(topic, key, what)
     put(topic, key, WAITING, WAITING, moved, new_wake)
     return 'm', wake, moved
   end
-  local _, group, tail = parts(body, place)
-  local redriven = pack('>BI7I6I6I6', flags - has(flags, 7 + RAN + DEADLINE), next_token(), now, new_due, new_wake)
-  if group then redriven = redriven .. string.char(#group) .. group end
-  if group then leave(topic, key, body, place, DEAD, WAITING) end
-  redriven = redriven .. sub(what, id_at) .. after_id(body, tail)
+  local redriven = reborn(body, place, flags, next_token(), new_due, new_wake, sub(what, id_at))
+  if has(flags, GROUP) ~= 0 then leave(topic, key, body, place, DEAD, WAITING) end
   put(topic, key, DEAD, WAITING, redriven, new_wake)
   unkept[#unkept + 1] = topic.name .. '\0' .. key
   return 'r', -1, redriven

@@ -165,12 +165,6 @@ local function bodies_of(topic, keys)
   return all
 end
 
--- Load the bodies of a batch, before its first read.
-local function load(topic, keys)
-  local old, bodies = topic.old, bodies_of(topic, keys)
-  for place = 1, #keys do old[keys[place]] = bodies[place] end
-end
-
 -- The next topic's arguments, `width` for each key. Loads the bodies; returns the keys, and the position of the first
 -- key's arguments.
 local function share_of(topic, width)
@@ -178,7 +172,8 @@ local function share_of(topic, width)
   local keys = {}
   for number = 1, count do keys[number] = ARGV[from + width * (number - 1)] end
   next_argument = from + width * count
-  load(topic, keys)
+  local old, bodies = topic.old, bodies_of(topic, keys)
+  for place = 1, count do old[keys[place]] = bodies[place] end
   return keys, from
 end
 
@@ -258,10 +253,13 @@ local function parts(body, place)
   return deadline, group, place
 end
 
--- Everything after the id in the parts that no script reads; size 0 stands for the 16 bytes of a UUID.
-local function after_id(body, tail)
+-- The body of a task's next life, with a new id and its own group, options and payload; `place` is that of the parts
+-- after RAN. Size 0 of an id stands for the 16 bytes of a UUID.
+local function reborn(body, place, flags, token, due, wake, id)
+  local _, group, tail = parts(body, place)
   local size = byte(body, tail)
-  return sub(body, tail + 1 + (size == 0 and 16 or size))
+  return pack('>BI7I6I6I6', flags - has(flags, 7 + RAN + DEADLINE), token, now, due, wake)
+    .. (group and string.char(#group) .. group or '') .. id .. sub(body, tail + 1 + (size == 0 and 16 or size))
 end
 
 -- The entry of a task in the index of groups; that of a live task begins with NUL, so that these stand together.

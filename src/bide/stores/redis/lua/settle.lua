@@ -35,10 +35,7 @@ local function settle(topic, key, asked, what)
   local new_wake = max(new_due, now)
   local waiting
   if verdict == 1 then
-    local _, group, tail = parts(body, place)
-    waiting = pack('>BI7I6I6I6', flags - has(flags, 7 + RAN + DEADLINE), new_token, now, new_due, new_wake)
-    if group then waiting = waiting .. string.char(#group) .. group end
-    waiting = waiting .. sub(what, id_at) .. after_id(body, tail)
+    waiting = reborn(body, place, flags, new_token, new_due, new_wake, sub(what, id_at))
   elseif verdict == 2 then
     waiting = body_of(flags, WAITING, new_token, created, due, new_wake, 0, attempt, failures + 1, 0, 0, 0, '',
                       new_size, new_error, sub(body, place))

@@ -12,15 +12,14 @@ from typing import Any
 import click
 import msgspec
 
-from bide.cli.bench.deliver import AHEAD, burst, crash, lateness, throughput
-from bide.cli.bench.pending import idle, scale
-from bide.cli.bench.plan import Limit, Plan, Progress, Report, limit_of, machine, open_target, silent
-from bide.cli.bench.processes import BenchFault
-from bide.cli.bench.shapes import payload, topics, workers
-from bide.cli.bench.timers import timers
-from bide.cli.bench.verbs import change, churn, schedule
-from bide.cli.bench.worker import loop_factory
-from bide.core.errors import MissingExtra
+from bide_bench.deliver import AHEAD, burst, crash, lateness, throughput
+from bide_bench.pending import idle, scale
+from bide_bench.plan import Limit, Plan, Progress, Report, limit_of, machine, open_target, silent
+from bide_bench.processes import BenchFault
+from bide_bench.shapes import payload, topics, workers
+from bide_bench.timers import timers
+from bide_bench.verbs import change, churn, schedule
+from bide_bench.worker import loop_factory
 
 WORKLOADS: Mapping[str, Callable[[Plan, Limit], Coroutine[Any, Any, Report]]] = {
     workload.__name__: workload
@@ -101,11 +100,7 @@ def _run(name: str, store: str, **options: Any) -> Report:
     if name == "timers":  # compares bare data structures with asyncio's loop
         options["loop"] = "asyncio"
     try:
-        factory = loop_factory(options["loop"])
-    except ImportError:
-        raise MissingExtra("uvloop", "--loop uvloop") from None
-    try:
-        with asyncio.Runner(loop_factory=factory) as runner:
+        with asyncio.Runner(loop_factory=loop_factory(options["loop"])) as runner:
             return runner.run(measured())
     except BenchFault as fault:
         raise click.ClickException(str(fault)) from None

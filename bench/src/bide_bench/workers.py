@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from bide.app import Bide
-from bide.cli.bench import worker as worker_module
-from bide.cli.bench.plan import Limit, Plan, in_batches, random_keys, rounded
-from bide.cli.bench.processes import PATIENCE, BenchFault, Child
-from bide.cli.bench.worker import PAYLOAD, Count, Log, Logged, Settled, Spec, Start, Timers, Work, make_app, paced
 from bide.core.answers import Answer
+from bide_bench import worker as worker_module
+from bide_bench.plan import Limit, Plan, in_batches, random_keys, rounded
+from bide_bench.processes import PATIENCE, BenchFault, Child
+from bide_bench.worker import PAYLOAD, Count, Log, Logged, Settled, Spec, Start, Timers, Work, make_app, paced
 
 NANOSECONDS = 1_000_000
 """In a millisecond."""

@@ -13,24 +13,15 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 from bide.app import Bide
-from bide.cli.bench.pending import SETTLING, watch_server
-from bide.cli.bench.plan import Limit, Plan, Report, random_keys, rounded
-from bide.cli.bench.processes import BenchFault
-from bide.cli.bench.target import stopwatch
-from bide.cli.bench.worker import PAYLOAD, Work, percentile
-from bide.cli.bench.workers import (
-    NANOSECONDS,
-    Findings,
-    ProcessGroup,
-    Workers,
-    examine,
-    fill,
-    stage,
-    trickle,
-    wait_settled,
-)
+from bide.cli.output import current_millis
 from bide.core.instants import as_datetime
 from bide.core.records import Lease
+from bide_bench.pending import SETTLING, watch_server
+from bide_bench.plan import Limit, Plan, Report, random_keys, rounded
+from bide_bench.processes import BenchFault
+from bide_bench.target import stopwatch
+from bide_bench.worker import PAYLOAD, Work, percentile
+from bide_bench.workers import NANOSECONDS, Findings, ProcessGroup, Workers, examine, fill, stage, trickle, wait_settled
 
 RATE, TASKS = 40.0, 200
 """The tasks a second, and their number, whose lateness is measured."""
@@ -60,7 +51,7 @@ async def topics(plan: Plan, limit: Limit) -> Report:
             expected = await _trickle(plan, on.app, chosen, ahead=500)
             await wait_settled(workers, TASKS, plan=plan, within=30, what=f"{number} topics")
             figures["lease_p50_ms"] = rounded((await workers.figures())[0]["lease_p50_ms"] or 0.0)
-            due = time.time_ns() // NANOSECONDS + int(LEAD * 1000)
+            due = current_millis() + int(LEAD * 1000)
             keys = await fill(on.app, work.topic, BUSY, plan=plan, at=as_datetime(due))
             await wait_settled(workers, TASKS + BUSY, plan=plan, within=90, what=f"one busy of {number} topics")
             await workers.stop()
@@ -143,7 +134,7 @@ async def payload(plan: Plan, limit: Limit) -> Report:
     for size in (len(PAYLOAD), plan.count(200) * 1024):
         work = Work(topic=f"bench.payload.{size}", seconds=_HELD)
         async with stage(plan, work) as on, AsyncExitStack() as working:
-            due = time.time_ns() // NANOSECONDS + int(LEAD * 1000)
+            due = current_millis() + int(LEAD * 1000)
             tasks = [on.app.new(work.topic, b"x" * size, at=as_datetime(due)) for _ in range(_LEASES)]
             await on.app.schedule_many(tasks)
             await asyncio.sleep(max(0.0, due / 1000 - 0.2 - time.time()))
@@ -156,7 +147,7 @@ async def payload(plan: Plan, limit: Limit) -> Report:
                 longest = max(longest, time.perf_counter() - began)
                 await asyncio.sleep(0.001)
             held = [Lease(*task.record.ref, task.token) async for task in on.app.find(topic=work.topic, state="leased")]
-            now, stop = time.time_ns() // NANOSECONDS, stopwatch()
+            now, stop = current_millis(), stopwatch()
             extended = sum(await on.app.store.extend(held, now=now, until=now + 60_000))
             extend_ms = stop() / 1000
         by_size[str(size)] = {"others_max_ms": rounded(longest * 1000), "extend_ms": rounded(extend_ms)}

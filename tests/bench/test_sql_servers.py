@@ -16,11 +16,12 @@ from psycopg.errors import InsufficientPrivilege
 from tests.waiting import until
 
 from bide.app import Bide
-from bide.cli.bench import bench, processes, sql_server
-from bide.cli.bench.plan import Plan, limit_of, open_target
-from bide.cli.bench.sql_server import SqlServer
 from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
 from bide.stores.postgres import PostgresStore
+from bide_bench import processes, sql_server
+from bide_bench.command import bench
+from bide_bench.plan import Plan, limit_of, open_target
+from bide_bench.sql_server import SqlServer
 from bide_proofs.servers import mariadb
 from bide_proofs.servers.postgres import ask
 

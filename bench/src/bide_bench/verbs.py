@@ -11,13 +11,14 @@ from functools import partial
 from typing import Any
 
 from bide.app import Bide
-from bide.cli.bench.plan import BATCH, Limit, Plan, Report, in_batches, per_second, random_keys, rounded
-from bide.cli.bench.target import HOUR
-from bide.cli.bench.worker import PAYLOAD, Work
-from bide.cli.bench.workers import Workers, fill, stage, wait_settled
+from bide.cli.output import current_millis
 from bide.core.answers import Answer
 from bide.core.instants import as_datetime
 from bide.core.records import Ref
+from bide_bench.plan import BATCH, Limit, Plan, Report, in_batches, per_second, random_keys, rounded
+from bide_bench.target import HOUR
+from bide_bench.worker import PAYLOAD, Work
+from bide_bench.workers import Workers, fill, stage, wait_settled
 
 CALLERS = 256
 GROUP, GROUP_SIZE = "bench-group", 1000
@@ -131,7 +132,7 @@ async def change(plan: Plan, limit: Limit) -> Report:
         keys = await fill(app, topic, count, plan=plan, delay="1h")
         half = count // 2
         moved, cancelled = ([Ref(topic, key) for key in some] for some in (keys[:half], keys[half:]))
-        base = time.time_ns() // 1_000_000 + 2 * HOUR
+        base = current_millis() + 2 * HOUR
         timed: dict[str, list[Timed]] = {name: [] for name in ("move", "cancel", "bulk_move", "bulk_cancel")}
         rounds = max(1, min(10, half // BATCH))
         parts = [slice(half * number // rounds, half * (number + 1) // rounds) for number in range(rounds)]

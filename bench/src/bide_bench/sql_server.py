@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from bide.cli.bench.processes import process_named, spent, spent_by_family, stat
-from bide.cli.bench.target import Load, Raw, Stop, Target, due_in_an_hour, named_part, stopwatch
-from bide.cli.bench.worker import PAYLOAD
 from bide.core.errors import StoreUnavailable
 from bide.settings import Settings
 from bide.wiring import address_of, store_maker
+from bide_bench.processes import process_named, spent, spent_by_family, stat
+from bide_bench.target import Load, Raw, Stop, Target, due_in_an_hour, named_part, stopwatch
+from bide_bench.worker import PAYLOAD
 
 POSTGRES, MYSQL = ("postgresql", "postgres"), ("mysql", "mariadb")
 SCHEMES = (*POSTGRES, *MYSQL)
@@ -338,10 +338,10 @@ class MysqlServer(SqlServer):
 async def sql_server(url: str) -> AsyncIterator[SqlServer]:
     """Connect to the server that `url` names, with a fresh schema unless `?schema=` names one.
 
-    Raises BadInput, MissingExtra, and StoreUnavailable, also for what fails on this connection while it is in use.
+    Raises BadInput, and StoreUnavailable, also for what fails on this connection while it is in use.
     """
     url = named_part(url, "schema", f"bench_{uuid4().hex}")
-    address = address_of(url)  # raises for a bad URL or a missing extra
+    address = address_of(url)  # raises for a bad URL
     kind: type[SqlServer] = PostgresServer if urlsplit(url).scheme in POSTGRES else MysqlServer
     try:
         async with kind.connected(address) as connection:

@@ -9,10 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from bide.app import Bide
-from bide.cli.bench.plan import Limit, Plan, Report, random_keys, rounded
-from bide.cli.bench.processes import BenchFault
-from bide.cli.bench.worker import PAYLOAD, Start, Timers, Work, percentile
-from bide.cli.bench.workers import (
+from bide.cli.output import current_millis
+from bide.core.answers import Answer
+from bide.core.instants import as_datetime, duration
+from bide.settings import Settings
+from bide_bench.plan import Limit, Plan, Report, random_keys, rounded
+from bide_bench.processes import BenchFault
+from bide_bench.worker import PAYLOAD, Start, Timers, Work, percentile
+from bide_bench.workers import (
     NANOSECONDS,
     Findings,
     ProcessGroup,
@@ -25,9 +29,6 @@ from bide.cli.bench.workers import (
     trickle,
     wait_settled,
 )
-from bide.core.answers import Answer
-from bide.core.instants import as_datetime, duration
-from bide.settings import Settings
 
 _SLOWEST = 1_000
 """Completions a second below which a run is given up, so that every run ends."""
@@ -57,9 +58,9 @@ async def burst(plan: Plan, limit: Limit) -> Report:
     count, work = plan.count(100_000), Work(topic="bench.burst")
     async with stage(plan, work) as on, on.workers() as workers:
         await workers.go()
-        due = time.time_ns() // 1_000_000 + 2_000 + count // 8
+        due = current_millis() + 2_000 + count // 8
         keys = await fill(on.app, work.topic, count, plan=plan, limit=limit, at=as_datetime(due))
-        if time.time_ns() // 1_000_000 >= due:
+        if current_millis() >= due:
             raise BenchFault(f"{count} tasks could not be scheduled before they were due; give a smaller --n")
         await asyncio.sleep(due / 1000 - time.time())
         found = await _finish(workers, plan, dict.fromkeys(keys, due * NANOSECONDS))
@@ -93,7 +94,7 @@ async def crash(plan: Plan, limit: Limit) -> Report:
     async with stage(replace(plan, processes=2), work, journal=True) as on, on.workers() as workers:
         assert isinstance(workers, ProcessGroup)
         await workers.go()
-        begun = time.time_ns() // 1_000_000
+        begun = current_millis()
         expected = {f"task-{number}": begun + 3_000 + number * 3_000 // count for number in range(count)}
         await on.app.schedule_many(
             [on.app.new(work.topic, PAYLOAD, key=key, at=as_datetime(due)) for key, due in expected.items()]

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from bide.cli.bench import bench, deliver, pending, shapes, verbs, workers
-from bide.cli.bench.worker import Settled, Start
 from bide.core.errors import BadInput
+from bide_bench import deliver, pending, shapes, verbs, workers
+from bide_bench.command import bench
+from bide_bench.worker import Settled, Start
 
 ABOUT = {"store", "version", "python", "loop", "cpus"}
 DELIVERED = {"lost", "duplicated"}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
@@ -23,18 +22,19 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from bide.app import Bide
-from bide.cli.bench.plan import Limit, Plan, Report, in_batches, rounded
-from bide.cli.bench.processes import resident_bytes
-from bide.cli.bench.sql_server import POSTGRES
-from bide.cli.bench.target import HOUR
-from bide.cli.bench.worker import PAYLOAD, Spec, Work
-from bide.cli.bench.workers import fill, stage, worker_process
+from bide.cli.output import current_millis as now
 from bide.core.instants import At, Millis
 from bide.core.names import new_id
 from bide.core.records import Cancel, Filter, Leased, Move, NewTask, OutcomeKind, Page, Settlement, State
 from bide.ports import all_answers
 from bide.settings import Settings
 from bide.wiring import store_maker
+from bide_bench.plan import Limit, Plan, Report, in_batches, rounded
+from bide_bench.processes import resident_bytes
+from bide_bench.sql_server import POSTGRES
+from bide_bench.target import HOUR
+from bide_bench.worker import PAYLOAD, Spec, Work
+from bide_bench.workers import fill, stage, worker_process
 
 T = TypeVar("T")
 SECONDS = 10.0
@@ -167,24 +167,24 @@ class _Growing:
         self._size = size
 
     async def flood(self, count: int) -> None:
-        await self._add(FLOOD, range(count), _now)
+        await self._add(FLOOD, range(count), now)
 
     async def _add(self, topic: str, numbers: range, due: Callable[[], Millis]) -> None:
         for some in in_batches(numbers, _BATCH):
             self._plan.progress(f"filling {topic}", some[0], numbers.stop)
-            await self._store.add([self._task(topic, key_of(number), due()) for number in some], now=_now())
+            await self._store.add([self._task(topic, key_of(number), due()) for number in some], now=now())
 
     async def measure(self, size: int) -> dict[str, float]:
         """Microseconds of each operation, the median over all repetitions; operations take turns."""
         store, taken, times = self._store, {name: list[float]() for name in OPERATIONS}, _WARM_UP + REPETITIONS
         self._notified.clear()
-        await store.add([self._task(LEASED, f"due-{number}", _now()) for number in range(times)], now=_now())
+        await store.add([self._task(LEASED, f"due-{number}", now()) for number in range(times)], now=now())
         if self._target.on_server:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._notified.wait(), _NOTIFYING)
             await asyncio.sleep(_NOTIFYING / 10)  # the rest of the notifications
         held: list[Settlement] = []
-        until = _now() + HOUR
+        until = now() + HOUR
         for number in range(times):
             if number % 50 == 0:
                 self._plan.progress(f"measuring at {size}", number, times)
@@ -192,10 +192,10 @@ class _Growing:
             move = Move(TOPIC, key_of(self._random.randrange(size)), At(self._some_time()))
             cancel = Cancel(TOPIC, fresh.key)
             where = Filter(topic=TOPIC, state=State.WAITING, wake_from=self._half_way())
-            added = await self._timed(taken["schedule"], store.add([fresh], now=_now()))
-            moved = await self._timed(taken["move"], store.change([move], now=_now()))
-            cancelled = await self._timed(taken["cancel"], store.change([cancel], now=_now()))
-            leased = await self._timed(taken["lease"], store.lease({LEASED: 1}, now=_now(), until=until, holder="b"))
+            added = await self._timed(taken["schedule"], store.add([fresh], now=now()))
+            moved = await self._timed(taken["move"], store.change([move], now=now()))
+            cancelled = await self._timed(taken["cancel"], store.change([cancel], now=now()))
+            leased = await self._timed(taken["lease"], store.lease({LEASED: 1}, now=now(), until=until, holder="b"))
             found = await self._timed(taken["page"], store.find(where, Page(limit=100)))
             held += [Settlement(LEASED, task.key, task.token, OutcomeKind.DONE) for task in leased.tasks]
             answers = await all_answers([*added, *moved, *cancelled])
@@ -205,7 +205,7 @@ class _Growing:
             if not (await self._ask(taken["next_wake"], until)).next_wake:
                 self.faults.append(f"at {size} tasks nothing was said to wake next")
                 break
-        if len(held) != times or not all(await all_answers(await store.settle(held, now=_now()))):
+        if len(held) != times or not all(await all_answers(await store.settle(held, now=now()))):
             self.faults.append(f"at {size} tasks {len(held)} of {times} leases were given and settled")
         return {name: rounded(median_grouped(each[_WARM_UP:], self._target.step)) for name, each in taken.items()}
 
@@ -222,27 +222,23 @@ class _Growing:
         """Ask for the next wake, of a fresh store if an open one may know it from notifications."""
         asking = {TOPIC: 0}
         if not self._target.remembers_heads:
-            return await self._timed(times, self._store.lease(asking, now=_now(), until=until, holder="b"))
+            return await self._timed(times, self._store.lease(asking, now=now(), until=until, holder="b"))
         fresh = store_maker(self._target.url, Settings())()
         await fresh.open()
         try:
-            return await self._timed(times, fresh.lease(asking, now=_now(), until=until, holder="b"))
+            return await self._timed(times, fresh.lease(asking, now=now(), until=until, holder="b"))
         finally:
             await fresh.close()
 
     def _half_way(self) -> Millis:
         """A random instant in the first half of that hour: a full page follows it at every size."""
-        return _now() + HOUR + self._random.randrange(HOUR // 2)
+        return now() + HOUR + self._random.randrange(HOUR // 2)
 
     def _some_time(self) -> int:
         """A random instant within the hour that begins in an hour."""
-        return _now() + HOUR + self._random.randrange(HOUR)
+        return now() + HOUR + self._random.randrange(HOUR)
 
 
 def key_of(number: int) -> str:
     """A key that falls anywhere in an index, computed from its number."""
     return blake2b(number.to_bytes(8, "big", signed=True), digest_size=16).hexdigest()
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000

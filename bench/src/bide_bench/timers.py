@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Protocol
 
-from bide.cli.bench.plan import Limit, Plan, Report, rounded, uncollected
-from bide.cli.bench.target import HOUR
 from bide.core.errors import BadInput
 from bide.ports import Timer
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
+from bide_bench.plan import Limit, Plan, Report, rounded, uncollected
+from bide_bench.target import HOUR
 
 _ROUNDS = 15
 _MOST_PER_ROUND = 1000
@@ -110,13 +110,13 @@ async def timers(plan: Plan, limit: Limit) -> Report:
         # in a thread, since one loop cannot run inside another
         found, wrong = await asyncio.to_thread(_at_size, size)
         faults += wrong
-        for name, costs in found.items():
-            for operation, cost in costs.items():
-                nanoseconds.setdefault(name, {}).setdefault(operation, {})[str(size)] = cost
+        for (name, operation), cost in found.items():
+            nanoseconds.setdefault(name, {}).setdefault(operation, {})[str(size)] = cost
     return Report(fields={"ns": nanoseconds}, faults=faults)
 
 
-def _at_size(size: int) -> tuple[dict[str, dict[str, float]], list[str]]:
+def _at_size(size: int) -> tuple[dict[tuple[str, str], float], list[str]]:
+    """The nanoseconds of each structure and operation, and the faults."""
     by_call_at = CallAt()
     contestants: dict[str, Contestant] = {
         "heap": BideTimer(HeapTimer[int]()),
@@ -124,7 +124,7 @@ def _at_size(size: int) -> tuple[dict[str, dict[str, float]], list[str]]:
         "hierarchical": BideTimer(HierarchicalWheel[int]()),
         "call_at": by_call_at,
     }
-    taken = {name: {operation: list[float]() for operation in OPERATIONS} for name in contestants}
+    taken = {(name, operation): list[float]() for name in contestants for operation in OPERATIONS}
     source = random.Random(size)
     batch = min(_MOST_PER_ROUND, size)
     now, faults = 0, []
@@ -150,17 +150,11 @@ def _at_size(size: int) -> tuple[dict[str, dict[str, float]], list[str]]:
                         faults.append(f"{name} at {size}: {fired} items came due instead of {due}")
                     if number and due:
                         for operation, nanoseconds, count in zip(OPERATIONS, spent, (batch, batch, due), strict=True):
-                            taken[name][operation].append(nanoseconds / count)
+                            taken[name, operation].append(nanoseconds / count)
     finally:
         by_call_at.close()
         gc.unfreeze()
-    return (
-        {
-            name: {operation: rounded(median(all_)) for operation, all_ in costs.items()}
-            for name, costs in taken.items()
-        },
-        faults,
-    )
+    return {which: rounded(median(costs)) for which, costs in taken.items()}, faults
 
 
 def timed_round(

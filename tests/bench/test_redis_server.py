@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from redis import Redis
 
 from bide.app import Bide
-from bide.cli.bench import bench
-from bide.cli.bench.plan import Plan, limit_of, open_target
-from bide.cli.bench.redis_server import Busy, RedisServer, connect, redis_server
 from bide.core.errors import BadInput, StoreUnavailable
 from bide.wiring import address_of
+from bide_bench.command import bench
+from bide_bench.plan import Plan, limit_of, open_target
+from bide_bench.redis_server import Busy, RedisServer, connect, redis_server
 from bide_proofs.servers import redis as servers
 
 
@@ -140,8 +140,9 @@ async def test_what_goes_wrong_is_an_error_of_bide(redis_url: str) -> None:
     with pytest.raises(StoreUnavailable, match="benchmark"):
         async with open_target("redis://127.0.0.1:1/0"):
             pass
-    with pytest.raises(StoreUnavailable, match="benchmark"), redis_server(redis_url) as server:
-        server.client.execute_command("NO-SUCH-COMMAND")
+    with pytest.raises(StoreUnavailable, match="benchmark"):
+        async with redis_server(redis_url) as server:
+            server.client.execute_command("NO-SUCH-COMMAND")
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ class _WatchedStore(StoreFacade):
 
 
 def loop_factory(loop: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The loop factory for `asyncio.Runner`. Raises ImportError if uvloop is wanted but not installed."""
+    """The loop factory for `asyncio.Runner`."""
     if loop == "asyncio":
         return None
     import uvloop

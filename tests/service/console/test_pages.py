@@ -15,12 +15,12 @@ from tests.service.test_access import make
 from tests.waiting import wait_until
 
 from bide.core.errors import OutcomeUnknown, StoreCorrupt, StoreFull, StoreUnavailable
-from bide.service.console import router
-from bide.service.console.sessions import COOKIE
+from bide.service.access import COOKIE
+from bide.service.console import pages
 from bide.stores.memory import MemoryStore
 from bide.testing import FaultyStore
 
-SHIPPED = router.PATIENCE
+SHIPPED = pages.PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_static_files_are_kept_for_ever_and_only_read(browser: Browser) -> None:
     src = browser.get("/tasks").all("script")[0]["src"] or ""
     assert "immutable" in browser.get(src).headers["cache-control"]
     assert browser("POST", src).status == 405
-    for path in ("/static/none.js", "/static/../router.py", "/static/%2e%2e/router.py", "/static/"):
+    for path in ("/static/none.js", "/static/../pages.py", "/static/%2e%2e/pages.py", "/static/"):
         assert browser.get(path).status == 404
 
 
@@ -194,7 +194,7 @@ def test_a_silent_store_is_told_in_time(visit: Visit, monkeypatch: pytest.Monkey
         browser = visit(one)
         assert browser.get("/tasks").status == 200
         with monkeypatch.context() as patch:
-            patch.setattr(router, "PATIENCE", 0.2)
+            patch.setattr(pages, "PATIENCE", 0.2)
             store.latency = lambda name: 3_600.0 if name == "get" else 0.0
             page = browser.get("/tasks/a/b")
             part = browser("GET", "/tasks/a/b/live", headers={"hx-request": "true"})
@@ -216,7 +216,7 @@ def test_a_redis_that_stands_still(redis_server: StartsRedis, visit: Visit, monk
         browser = visit(one)
         server.pause()
         with monkeypatch.context() as patch:
-            patch.setattr(router, "PATIENCE", 0.2)
+            patch.setattr(pages, "PATIENCE", 0.2)
             for path in ("/tasks/order.close/42", "/tasks?state=dead"):
                 page = browser.get(path)
                 assert page.status == 503
@@ -225,7 +225,7 @@ def test_a_redis_that_stands_still(redis_server: StartsRedis, visit: Visit, monk
         wait_until(lambda: browser.get("/tasks").status == 200, "the page, by itself")
         server.pause()
         with monkeypatch.context() as patch:
-            patch.setattr(router, "PATIENCE", 0.2)
+            patch.setattr(pages, "PATIENCE", 0.2)
             assert browser.get("/tasks?state=dead").status == 503
         server.resume()
         wait_until(lambda: browser.get("/tasks?state=dead").status == 200, "the page, by itself")

@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from bide.cli.bench.target import Load, Raw, Stop, Target, due_in_an_hour, named_part
-from bide.cli.bench.worker import PAYLOAD
 from bide.core.errors import StoreUnavailable
 from bide.wiring import address_of
+from bide_bench.target import Load, Raw, Stop, Target, due_in_an_hour, named_part
+from bide_bench.worker import PAYLOAD
 
 if TYPE_CHECKING:
     from redis import Redis, RedisCluster
@@ -60,7 +60,7 @@ class RedisServer(Target):
         """Nothing to do: a namespace begins with its first key."""
 
     async def clear(self) -> None:
-        self.remove()
+        self.remove(self.namespace)
 
     async def is_empty(self) -> bool:
         """True if the namespace has no keys."""
@@ -114,10 +114,10 @@ class RedisServer(Target):
         finally:
             self.remove(namespace)
 
-    def remove(self, namespace: str | None = None) -> None:
-        """Remove every key of `namespace`, or of this one."""
+    def remove(self, namespace: str) -> None:
+        """Remove every key of `namespace`."""
         for master in self.masters():
-            found = _keys_of(master, namespace or self.namespace)
+            found = _keys_of(master, namespace)
             while keys := list(islice(found, 1000)):
                 # on a Cluster, the keys of one call must share a hash tag
                 by_tag: dict[bytes, list[bytes]] = {}
@@ -146,14 +146,14 @@ def _keys_of(master: Any, namespace: str) -> Iterator[bytes]:
     return (key for key in master.scan_iter(match=pattern, count=1000) if prefix.match(key))
 
 
-@contextmanager
-def redis_server(url: str) -> Iterator[RedisServer]:
+@asynccontextmanager
+async def redis_server(url: str) -> AsyncIterator[RedisServer]:
     """Connect to the server that `url` names, with a fresh namespace unless the URL names one.
 
-    Raises BadInput, MissingExtra, and StoreUnavailable, also for what fails on this connection while it is in use.
+    Raises BadInput, and StoreUnavailable, also for what fails on this connection while it is in use.
     """
     url = named_part(url, "namespace", f"bench-{uuid4().hex}")
-    address = address_of(url)  # raises for a bad URL or a missing extra
+    address = address_of(url)  # raises for a bad URL
     from redis import RedisError
 
     try:

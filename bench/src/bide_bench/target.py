@@ -13,9 +13,10 @@ from typing import ClassVar, NamedTuple
 from urllib.parse import parse_qsl, quote, urlsplit
 from uuid import uuid4
 
-from bide.cli.bench.processes import resident_bytes
-from bide.cli.bench.worker import PAYLOAD
+from bide.cli.output import current_millis
 from bide.core.errors import BadInput
+from bide_bench.processes import resident_bytes
+from bide_bench.worker import PAYLOAD
 
 HOUR = 3_600_000
 
@@ -90,7 +91,7 @@ def stopwatch(less: float = 0.0) -> Stop:
 
 def due_in_an_hour() -> int:
     """An hour from now, in milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000 + HOUR
+    return current_millis() + HOUR
 
 
 def named_part(url: str, option: str, fresh: str) -> str:

@@ -8,7 +8,7 @@ import platform
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -17,9 +17,9 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from bide._version import __version__
-from bide.cli.bench import redis_server, sql_server
-from bide.cli.bench.target import MemoryTarget, Raw, SqliteTarget, Target
 from bide.core.errors import BadInput
+from bide_bench import redis_server, sql_server
+from bide_bench.target import MemoryTarget, Raw, SqliteTarget, Target
 
 BATCH = 1000
 _ALONE = 10
@@ -94,7 +94,7 @@ _ACCEPTED = (
 async def open_target(url: str) -> AsyncIterator[Target]:
     """Open the store that `url` names; files and parts of a server that were not there before are removed at the end.
 
-    Raises BadInput, and for a server MissingExtra and StoreUnavailable.
+    Raises BadInput, and for a server StoreUnavailable.
     """
     parts = urlsplit(url)
     if url == "memory:":
@@ -114,17 +114,17 @@ async def open_target(url: str) -> AsyncIterator[Target]:
                     with suppress(FileNotFoundError):
                         made.unlink()
     elif parts.scheme in (*redis_server.SCHEMES, *sql_server.SCHEMES):
-        async with AsyncExitStack() as stack:
-            server: redis_server.RedisServer | sql_server.SqlServer
-            if parts.scheme in redis_server.SCHEMES:
-                server = stack.enter_context(redis_server.redis_server(url))
-            else:
-                server = await stack.enter_async_context(sql_server.sql_server(url))
+        server: redis_server.RedisServer | sql_server.SqlServer
+        connected = redis_server.redis_server if parts.scheme in redis_server.SCHEMES else sql_server.sql_server
+        async with connected(url) as server:
             server.owned = server.url != url or await server.is_empty()
-            if server.owned:
-                stack.push_async_callback(server.clear)
-                await server.make()
-            yield server
+            try:
+                if server.owned:
+                    await server.make()
+                yield server
+            finally:
+                if server.owned:
+                    await server.clear()
     else:
         raise BadInput("store", parts.scheme or "text without a scheme", _ACCEPTED)
 
