@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
+from tests.programs import python
 
 import bide
 from bide.core import lifecycle
@@ -57,21 +57,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bide": {"core", "ports", "engine", "settings", "app", "_version"},
     "service": {"core", "ports", "engine", "insight", "settings", "wiring", "app", "bide", "_version"},
     "cli": {
-        "core",
-        "ports",
-        "engine",
-        "insight",
-        "settings",
-        "extensions",
-        "wiring",
-        "app",
-        "bide",
-        "service",
-        "_version",
+        "core", "ports", "engine", "insight", "settings", "extensions", "wiring", "app", "bide", "service", "_version",
     },
     "__main__": {"cli"},
     "_version": set(),
-}
+}  # fmt: skip
 OUTSIDE = {"testing"}
 """Shipped with the product: it may import any of it, and nothing imports it."""
 
@@ -193,15 +183,6 @@ def test_arrows_point_inward(layer: str) -> None:
     assert not offences, listed(offences)
 
 
-def test_nothing_imports_what_is_outside() -> None:
-    offences = [
-        one
-        for one in all_imports()
-        if is_ours(one.target) and layer_of(one.target) in OUTSIDE and layer_of(one.importer) not in OUTSIDE
-    ]
-    assert not offences, listed(offences)
-
-
 def test_nothing_in_the_wheel_imports_another_distribution() -> None:
     others = {"tests", "bench", *BESIDE}
     offences = [one for one in all_imports() if one.target.partition(".")[0] in others]
@@ -232,17 +213,10 @@ def test_no_store_imports_another() -> None:
     assert not offences, listed(offences)
 
 
-def test_only_the_wiring_names_stores_and_sinks() -> None:
-    concrete = {"stores", "sinks"}
-    offences = [
-        one
-        for one in all_imports()
-        if is_ours(one.target)
-        and layer_of(one.target) in concrete
-        and layer_of(one.importer) not in {layer_of(one.target), "wiring", *OUTSIDE}
-        and not (one.importer == "bide.app" and one.target == "bide.sinks.handlers")
-    ]
-    assert not offences, listed(offences)
+def test_the_app_names_no_sink_but_that_of_handlers() -> None:
+    """And only the wiring names stores, as MAY_IMPORT says."""
+    offences = [one for one in in_layer("app") if one.target.startswith("bide.sinks")]
+    assert [one.target for one in offences if one.target != "bide.sinks.handlers"] == [], listed(offences)
 
 
 def test_core_does_no_input_or_output_and_reads_no_clock() -> None:
@@ -364,16 +338,11 @@ def test_public_names() -> None:
 
 
 def test_importing_bide_loads_nothing_heavy() -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", "import sys, bide; print(*sys.modules, sep='\\n')"],
-        check=True, capture_output=True, text=True,
-    ).stdout.split()  # fmt: skip
-    bare = subprocess.run(
-        [sys.executable, "-c", "import sys; print(*sys.modules, sep='\\n')"],
-        check=True, capture_output=True, text=True,
-    ).stdout.split()  # fmt: skip
+    bare, found = (
+        set(python("-c", f"import sys{also}; print(*sys.modules, sep='\\n')").stdout.split()) for also in ("", ", bide")
+    )
     assert "bide" in found
-    assert not set(HEAVY) & (set(found) - set(bare))
+    assert not set(HEAVY) & (found - bare)
 
 
 def test_the_base_install_is_small(root: Path) -> None:
@@ -442,15 +411,7 @@ def test_the_drawing_of_a_tasks_life_is_the_table() -> None:
         assert unmoved in drawing
 
 
-def test_every_cell_of_the_table_is_filled() -> None:
-    for verb in Verb:
-        assert set(TABLE[verb]) == {ABSENT, *State}, verb
-
-
 def test_generated_documentation_is_up_to_date(root: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "scripts/generate.py", "--check"], cwd=root, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("scripts/generate.py", "--check", cwd=root)
     for name, parts in {"settings.md": 1, "lifecycle.md": 2}.items():
         assert (root / "docs" / name).read_text(encoding="utf-8").count("<!-- generated: ") == parts

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import programs
 from tests.test_web_examples import own_database
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNNER = ROOT / "scripts" / "run_document.py"
-LIMIT = 600
-"""Seconds for all blocks of one document, after which they hang."""
 REDIS = "redis://localhost:6379"
 """What documents call a Redis server: one of the tests' own stands in for it."""
 POSTGRES = "postgresql://localhost/shop"
@@ -43,25 +40,10 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def run_document(path: Path, directory: Path) -> subprocess.CompletedProcess[str]:
+def run_document(path: Path, directory: Path) -> programs.Ended:
     """All blocks of `path`, in a process of their own, in `directory`."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
-    environ |= {
-        "BIDE_STORE": f"sqlite:///{directory}/document.db",
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-        "COLUMNS": "120",
-        "NO_COLOR": "1",
-    }
-    return subprocess.run(
-        [sys.executable, str(RUNNER), str(path)],
-        cwd=directory,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    environ = {"BIDE_STORE": f"sqlite:///{directory}/document.db", "COLUMNS": "120", "NO_COLOR": "1"}
+    return programs.python(RUNNER, path, cwd=directory, environ=environ)
 
 
 def in_english(path: Path) -> Path:
@@ -90,7 +72,6 @@ def test_every_block_runs(path: Path, tmp_path: Path, request: pytest.FixtureReq
             path = tmp_path / path.name
             path.write_text(given, encoding="utf-8")
         done = run_document(path, tmp_path)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     for complaint in ("never awaited", "was never retrieved", "ResourceWarning"):
         assert complaint not in done.stderr
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import closing
 from importlib.metadata import EntryPoint
@@ -12,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.programs import environment, python
 from tests.service.calling import Api
 from tests.service.test_streams import serve
 from tests.waiting import until
@@ -46,30 +44,19 @@ asyncio.run(run())
 def environ(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """With the example's distribution installed; built with what is here, so that no network is needed."""
     folder = tmp_path_factory.mktemp("installed")
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation",
-         "--disable-pip-version-check", "--target", str(folder), str(root / "examples" / "extension")],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    mine = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
-    return {**mine, "PYTHONPATH": str(folder)}
-
-
-def python(environ: Mapping[str, str], folder: Path, *words: str) -> str:
-    done = subprocess.run([sys.executable, *words], env=dict(environ), cwd=folder, capture_output=True, text=True,
-                          check=False)  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    python("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation",
+           "--disable-pip-version-check", "--target", folder, root / "examples" / "extension")  # fmt: skip
+    return environment({"PYTHONPATH": str(folder)})
 
 
 def test_its_store_passes_the_suite(root: Path, environ: Mapping[str, str]) -> None:
-    said = python(environ, root / "examples" / "extension", "-m", "pytest", "-q", "-p", "no:cacheprovider",
-                  "-o", "asyncio_mode=auto", "tests")  # fmt: skip
-    assert " passed" in said
+    said = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "tests",
+                  cwd=root / "examples" / "extension", environ=environ)  # fmt: skip
+    assert " passed" in said.stdout
 
 
 def test_its_store_is_found_by_the_scheme_of_a_url(environ: Mapping[str, str], tmp_path: Path) -> None:
-    assert python(environ, tmp_path, "-c", DELIVERS) == "bide_shelf.store ['hello']\n"
+    assert python("-c", DELIVERS, cwd=tmp_path, environ=environ).stdout == "bide_shelf.store ['hello']\n"
 
 
 async def test_the_service_delivers_to_its_sink_and_its_command_shows_it(
@@ -81,9 +68,9 @@ async def test_the_service_delivers_to_its_sink_and_its_command_shows_it(
         with closing(Api(url)) as api:
             api.put("report.send", "7", delay="0s", payload={"to": "ann"})
         await until(lambda: lines.exists() and lines.read_text().endswith("\n"), "the sink to have it")
-    shown = python(environ, tmp_path, "-m", "bide", "shelf", str(lines))
+    shown, helps = (python("-m", "bide", *words, environ=environ).stdout for words in (("shelf", lines), ("--help",)))
     assert shown == "report.send/7: {'to': 'ann'}\n"
-    assert "Show what the lines sink has written." in python(environ, tmp_path, "-m", "bide", "--help")
+    assert "Show what the lines sink has written." in helps
 
 
 def test_what_is_not_installed_or_cannot_be_loaded_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.programs import environment, run
 from tests.service.calling import Api
 from tests.test_docs import ROOT, load_runner, text_of
 from tests.waiting import PATIENCE, wait_until
@@ -26,8 +27,6 @@ from bide.service.serving import ServeConfig, TopicConfig, WebhooksConfig
 DOCUMENT = ROOT / "docs" / "http.md"
 SHOWN = "localhost:8420"
 MARK = "=== command "
-WITHIN = 600
-"""Seconds for all commands of the document, after which they hang."""
 
 VOLATILE = {
     r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}": "<id>",
@@ -96,11 +95,8 @@ def matches(shown: str, got: str) -> bool:
 def environ(tmp_path: Path) -> dict[str, str]:
     """One store for the service and the commands; curl shows no progress."""
     (tmp_path / ".curlrc").write_text("silent\nshow-error\n", encoding="utf-8")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
-    return environ | {
-        "BIDE_STORE": f"sqlite:///{tmp_path}/tasks.db", "CURL_HOME": str(tmp_path), "NO_PROXY": "*", "NO_COLOR": "1",
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-    }  # fmt: skip
+    store = f"sqlite:///{tmp_path}/tasks.db"
+    return environment({"BIDE_STORE": store, "CURL_HOME": str(tmp_path), "NO_PROXY": "*", "NO_COLOR": "1"})
 
 
 @pytest.fixture
@@ -110,26 +106,22 @@ def served(tmp_path: Path, environ: dict[str, str]) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "bide", "serve", "--port", str(port)]
-    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, env=environ, cwd=tmp_path, stderr=log) as run:
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(command, env=environ, cwd=tmp_path, stderr=log) as serving,
+    ):
         try:
 
             def listens() -> bool:
-                assert run.poll() is None, (tmp_path / "log").read_text()
+                assert serving.poll() is None, (tmp_path / "log").read_text()
                 socket.create_connection(("127.0.0.1", port), PATIENCE).close()
                 return True
 
             wait_until(listens, "the service to listen")
             yield f"localhost:{port}"
         finally:
-            run.terminate()
-            assert run.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
-
-
-def bash(script: str, environ: dict[str, str], directory: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [needed("bash"), "-uc", script], env=environ, cwd=directory, stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, timeout=WITHIN, check=False,
-    )  # fmt: skip
+            serving.terminate()
+            assert serving.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
 
 
 def test_every_request_has_the_answer_that_is_shown(served: str, environ: dict[str, str], tmp_path: Path) -> None:
@@ -139,7 +131,7 @@ def test_every_request_has_the_answer_that_is_shown(served: str, environ: dict[s
     script = "".join(
         f"{command.text.replace(SHOWN, served)}\necho; echo '{MARK}'$?\n" for command in commands
     )  # one shell, so that variables last
-    done = bash(script, environ, tmp_path)
+    done = run(needed("bash"), "-uc", script, cwd=tmp_path, environ=environ, code=None)
     outputs = re.split(rf"\n{MARK}(\d+)\n", done.stdout)
     wrong = []
     for command, output, code in zip(commands, outputs[::2], outputs[1::2], strict=False):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import os
 import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from tests.programs import environment, python
 from tests.waiting import PATIENCE, until
 
 from bide.stores.postgres.schema import SCHEMA
@@ -108,11 +108,10 @@ class Site:
     """The Django site, each part of it in a process of its own."""
 
     def __init__(self, database: str) -> None:
-        named = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
-        self._environment: Mapping[str, str] = named | {
+        self._environment = environment({
             "SHOP_DATABASE": database, "DJANGO_SETTINGS_MODULE": "shop.settings",
             "PYTHONWARNINGS": "error::RuntimeWarning",
-        }  # fmt: skip
+        })  # fmt: skip
 
     def drive(self, code: str, **given: Any) -> dict[str, Any]:
         """Run requests against the site, with Django's test client; what they found."""
@@ -123,11 +122,7 @@ class Site:
             "from orders.models import Order\nfrom orders.tasks import app\n"
             f"client = Client()\n{values}{code}\nprint(json.dumps(found))\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", script], cwd=SITE, env=self._environment, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=10 * PATIENCE, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        done = python("-c", script, cwd=SITE, environ=self._environment)
         assert "Traceback" not in done.stderr
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import email
-import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from tests.programs import python
 
 SMOKE = """
 import asyncio, pathlib, sys
@@ -53,11 +51,7 @@ CONTENTS = {
 def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built with what is installed here, so that no network is needed."""
     folder = tmp_path_factory.mktemp("dist")
-    done = subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(root)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-m", "build", "--no-isolation", "--wheel", "--outdir", folder, root)
     (built,) = folder.glob("*.whl")
     return built
 
@@ -66,11 +60,8 @@ def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def target(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the wheel, and nothing else, is installed."""
     folder = tmp_path_factory.mktemp("installed")
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile",
-         "--disable-pip-version-check", "--target", str(folder), str(wheel)],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    python("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile",
+           "--disable-pip-version-check", "--target", folder, wheel)  # fmt: skip
     return folder
 
 
@@ -109,12 +100,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
 def test_the_installed_wheel_delivers_and_its_command_line_starts(target: Path, tmp_path: Path) -> None:
     script = tmp_path / "smoke.py"
     script.write_text(SMOKE, encoding="utf-8")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
-    environ["PYTHONPATH"] = str(target)  # the wheel's bide in front of the clone's
-    done = subprocess.run(
-        [sys.executable, str(script), str(target)],
-        cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    environ = {"PYTHONPATH": str(target)}  # the wheel's bide in front of the clone's
+    done = python(script, target, cwd=tmp_path, environ=environ)
     assert done.stdout.startswith("delivered by bide")
     assert "schedule" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Callable
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.waiting import pause
 
+from bide import Bide, Dead, Task
 from bide.cli import main
 
 
@@ -43,6 +46,24 @@ class CommandLine:
         assert result.stderr.count("\n") == 1, result.stderr
         assert result.stderr.startswith("bide: ")
         return result.stderr.strip()
+
+
+def worked(url: str, handle: Callable[[Task[Any]], Any], *keys: str, wait: float = 0.0) -> None:
+    """Tasks of topic t and group g with these keys, each delivered once, after `wait` seconds."""
+
+    async def work() -> None:
+        async with Bide(url) as app:
+            app.handler("t", retry="never")(handle)
+            await app.schedule_many([app.new("t", None, key=key, group="g", delay="0s") for key in keys])
+            await pause(wait, why="it is to be late")
+            async with app.worker() as worker:
+                await worker.until_empty()
+
+    asyncio.run(work())
+
+
+def dies(task: Task[Any]) -> None:
+    raise Dead("no such order\nand more")
 
 
 @pytest.fixture

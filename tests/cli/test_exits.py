@@ -9,30 +9,16 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.cli.conftest import CommandLine
+from click.testing import CliRunner
+from tests.cli.conftest import CommandLine, dies, worked
 from tests.servers.fixtures import StartsRedis, not_installed
 from tests.servers.pooler import PostgresPooler
 from tests.waiting import forever
 
-from bide import (
-    BadInput,
-    BadPayload,
-    Bide,
-    BideError,
-    Dead,
-    DuplicateHandler,
-    Event,
-    EventKind,
-    LeaseLost,
-    MissingExtra,
-    OutcomeUnknown,
-    StoreCorrupt,
-    StoreFull,
-    StoreMismatch,
-    StoreUnavailable,
-    Task,
-)
+from bide import Bide, Event, EventKind, Task
+from bide.cli import main
 from bide.cli.exits import Exit, exit_of
+from bide.core import errors
 from bide_proofs.servers.process import ServerMissing
 from bide_proofs.servers.server import ServerClock
 
@@ -109,6 +95,7 @@ def test_it_names_field_value_and_accepted(
 def test_a_typing_error_in_the_environment(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BIDE_STROE", "sqlite:///a.db")
     assert "BIDE_STORE" in line.error("ls")
+    assert "BIDE_STORE" in line.json("doctor", code=Exit.NOT_DONE)[-1]["what"]
 
 
 def test_nothing_was_done(line: CommandLine) -> None:
@@ -131,21 +118,21 @@ def test_help_has_the_table(line: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (BadInput("field", 1, "two"), Exit.BAD_INPUT),
-        (BadPayload("payload", 1, "two"), Exit.BAD_INPUT),
-        (DuplicateHandler("twice"), Exit.SETUP),
-        (MissingExtra("redis", "redis:"), Exit.SETUP),
-        (StoreUnavailable("locked"), Exit.UNAVAILABLE),
-        (StoreFull("full"), Exit.UNAVAILABLE),
-        (StoreCorrupt("damaged"), Exit.DAMAGED),
-        (StoreMismatch("another"), Exit.DAMAGED),
-        (OutcomeUnknown("lost"), Exit.UNKNOWN),
-        (LeaseLost("gone"), Exit.NOT_DONE),
-        (BideError("else"), Exit.DEFECT),
+        (errors.BadInput("field", 1, "two"), Exit.BAD_INPUT),
+        (errors.BadPayload("payload", 1, "two"), Exit.BAD_INPUT),
+        (errors.DuplicateHandler("twice"), Exit.SETUP),
+        (errors.MissingExtra("redis", "redis:"), Exit.SETUP),
+        (errors.StoreUnavailable("locked"), Exit.UNAVAILABLE),
+        (errors.StoreFull("full"), Exit.UNAVAILABLE),
+        (errors.StoreCorrupt("damaged"), Exit.DAMAGED),
+        (errors.StoreMismatch("another"), Exit.DAMAGED),
+        (errors.OutcomeUnknown("lost"), Exit.UNKNOWN),
+        (errors.LeaseLost("gone"), Exit.NOT_DONE),
+        (errors.BideError("else"), Exit.DEFECT),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, Exception) else None,
 )
-def test_every_error_has_a_code(error: BideError, code: Exit) -> None:
+def test_every_error_has_a_code(error: errors.BideError, code: Exit) -> None:
     assert exit_of(error) is code
 
 
@@ -153,6 +140,9 @@ def test_what_is_no_bide_database_is_damaged(line: CommandLine) -> None:
     path = line.directory / "letter.txt"
     path.write_text("Dear SQLite, " * 400, encoding="utf-8")
     assert str(path) in line.error("ls", "--store", f"sqlite:///{path}", code=Exit.DAMAGED)
+    note = line.json("doctor", "--store", f"sqlite:///{path}", code=Exit.NOT_DONE)[-1]
+    assert note["level"] == "error"
+    assert str(path) in note["what"]
 
 
 def test_a_folder_that_is_not_there_is_unavailable(line: CommandLine) -> None:
@@ -169,10 +159,6 @@ def test_a_defect_is_one_line_and_debug_shows_where(line: CommandLine, monkeypat
 
     monkeypatch.setattr("bide.cli.context.Context.open", broken)
     assert "ZeroDivisionError" in line.error("ls", code=Exit.DEFECT)
-    from click.testing import CliRunner
-
-    from bide.cli import main
-
     assert "Traceback" in CliRunner().invoke(main, ["ls", "--debug"]).stderr
 
 
@@ -231,23 +217,7 @@ def test_a_topic_that_somebody_works_on(line: CommandLine) -> None:
 
 
 def test_dead_tasks(line: CommandLine) -> None:
-    async def kill() -> None:
-        app = Bide(line.url)
-        died = asyncio.Event()
-
-        @app.handler("t")
-        async def handle(task: Task[object]) -> None:
-            raise Dead("no such order")
-
-        @app.on_dead("t")
-        async def report(task: Task[object]) -> None:
-            died.set()
-
-        async with app.worker():
-            await app.schedule("t", delay="0s")
-            await died.wait()
-
-    asyncio.run(kill())
+    worked(line.url, dies, "k")
     assert ("warning", "dead tasks: t 1") in notes(line)
 
 
@@ -270,20 +240,6 @@ def test_a_server_whose_clock_is_an_hour_ahead(
     assert any("differs from the store's by 1h" in one["what"] for one in found if one["level"] == "warning"), found
 
 
-def test_a_store_that_does_not_open(line: CommandLine) -> None:
-    path = line.directory / "letter.txt"
-    path.write_text("Dear SQLite, " * 400, encoding="utf-8")
-    found = line.json("doctor", "--store", f"sqlite:///{path}", code=Exit.NOT_DONE)
-    assert found[-1]["level"] == "error"
-    assert str(path) in found[-1]["what"]
-
-
-def test_a_setting_that_is_none(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BIDE_LAESE", "5s")
-    found = line.json("doctor", code=Exit.NOT_DONE)
-    assert "BIDE_LEASE" in found[-1]["what"]
-
-
 @pytest.fixture
 def url(postgres_url: str, postgres_schema: str) -> str:
     """A place of the test's own, without tables."""
@@ -298,24 +254,28 @@ def either(request: pytest.FixtureRequest) -> str:
 
 
 def test_what_is_missing_is_said_made_and_then_there(line: CommandLine, either: str) -> None:
-    url = either
-    said = line.run("migrate", "--check", "--store", url, code=Exit.NOT_DONE).stdout
+    store = ("--store", either)
+    found = line.json("doctor", *store, code=Exit.NOT_DONE)[-1]
+    assert found["level"] == "error"
+    assert "no bide schema there" in found["what"]
+    assert "bide migrate" in found["what"]
+    said = line.run("migrate", "--check", *store, code=Exit.NOT_DONE).stdout
     assert "there is no schema" in said
     assert "run `bide migrate`" in said
-    assert "the schema was made" in line.run("migrate", "--store", url).stdout
-    assert "up to date" in line.run("migrate", "--store", url).stdout
-    assert "up to date" in line.run("migrate", "--check", "--store", url).stdout
-    line.run("schedule", "t", "--delay", "1h", "--store", url)
+    assert "the schema was made" in line.run("migrate", *store).stdout
+    assert "up to date" in line.run("migrate", *store).stdout
+    assert "up to date" in line.run("migrate", "--check", *store).stdout
+    line.run("schedule", "t", "--delay", "1h", *store)
 
 
 def test_the_same_in_json(line: CommandLine, either: str) -> None:
-    url = either
-    found = line.one("migrate", "--check", "--store", url, code=Exit.NOT_DONE)
+    store = ("--store", either)
+    found = line.one("migrate", "--check", *store, code=Exit.NOT_DONE)
     assert set(found) == {"store", "before", "found", "wanted", "up_to_date"}
     assert (found["before"], found["found"], found["up_to_date"]) == (0, 0, False)
-    made = line.one("migrate", "--store", url)
+    made = line.one("migrate", *store)
     assert (made["before"], made["found"], made["up_to_date"]) == (0, made["wanted"], True)
-    assert line.one("migrate", "--check", "--store", url)["before"] == made["wanted"]
+    assert line.one("migrate", "--check", *store)["before"] == made["wanted"]
 
 
 def test_what_is_printed_can_be_run_by_hand(line: CommandLine, url: str, postgres_url: str) -> None:
@@ -353,13 +313,6 @@ def test_what_cannot_be_is_refused(line: CommandLine, url: str, postgres_url: st
     assert "--print" in line.error("migrate", "--check", "--print", "--store", url, code=Exit.BAD_INPUT)
     away = "postgresql://bide@127.0.0.1:1/postgres"
     assert "cannot be reached" in line.error("migrate", "--store", away, code=Exit.UNAVAILABLE)
-
-
-def test_doctor_names_the_command_where_the_schema_is_missing(line: CommandLine, either: str) -> None:
-    found = line.json("doctor", "--store", either, code=Exit.NOT_DONE)
-    assert found[-1]["level"] == "error"
-    assert "no bide schema there" in found[-1]["what"]
-    assert "bide migrate" in found[-1]["what"]
 
 
 def test_doctor_says_what_the_database_is_like(line: CommandLine, url: str) -> None:

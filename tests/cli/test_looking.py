@@ -16,18 +16,21 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from tests.cli.conftest import CommandLine
+from tests.cli.conftest import CommandLine, dies, worked
 from tests.service.calling import Api, running
 from tests.service.test_access import make
-from tests.waiting import pause, until, wait_until
+from tests.waiting import wait_until
 
-from bide import Bide, Dead, Task
+from bide import Bide, Task
+from bide.cli.context import without_password
 from bide.cli.output import length_words, local_words, relative_words
 from bide.cli.top import Screen
 from bide.engine.history import History
@@ -35,23 +38,6 @@ from bide.engine.pauses import Pauses
 from bide.insight.overview import Overview, Overviews
 from bide.service.authz import Verb
 from bide.service.health import Check, Level
-
-
-def kill_some(url: str, number: int) -> None:
-    """So many tasks of topic t die."""
-
-    async def work() -> None:
-        app = Bide(url)
-
-        @app.handler("t")
-        async def handle(task: Task[object]) -> None:
-            raise Dead("no such order\nand more")
-
-        async with app.worker() as worker:
-            await app.schedule_many([app.new("t", key=f"{place:05}", delay="0s") for place in range(number)])
-            await until(lambda: worker.stats.dead == number, "all of them")
-
-    asyncio.run(work())
 
 
 @pytest.mark.parametrize(
@@ -113,7 +99,7 @@ def test_a_topic_that_is_mistyped(line: CommandLine) -> None:
 
 
 def test_the_dead(line: CommandLine) -> None:
-    kill_some(line.url, 3)
+    worked(line.url, dies, *(f"{number:05}" for number in range(3)))
     assert "3 dead: `bide ls --state dead`" in line.run("ls").stdout
     assert "no such order…" in line.run("ls", "--state", "dead").stdout
     shown = line.run("show", "t", "00001").stdout
@@ -128,17 +114,10 @@ def test_the_dead(line: CommandLine) -> None:
 
 
 def test_show_has_the_trace_and_a_list_has_not(line: CommandLine) -> None:
-    async def fail() -> None:
-        async with Bide(line.url) as app:
-            app.handler("t", retry="never")(handle)
-            await app.schedule("t", None, key="k", delay="0s")
-            async with app.worker() as worker:
-                await worker.until_empty()
-
-    async def handle(task: Task[None]) -> None:
+    def fail(task: Task[Any]) -> None:
         raise LookupError("\x1bno such order")
 
-    asyncio.run(fail())
+    worked(line.url, fail, "k")
     shown = line.run("show", "t", "k").stdout
     assert 'raise LookupError("\\x1bno such order")' in " ".join(shown.split())
     assert re.search(r"^trace +Traceback", shown, re.MULTILINE)
@@ -148,7 +127,7 @@ def test_show_has_the_trace_and_a_list_has_not(line: CommandLine) -> None:
 
 
 def test_redriving_goes_page_by_page(line: CommandLine) -> None:
-    kill_some(line.url, 1_203)
+    worked(line.url, dies, *map(str, range(1_203)))
     assert len(line.json("redrive", "--all-dead", "--yes")) == 1_203
     [counts] = line.one("tally")["counts"]
     assert (counts["state"], counts["number"]) == ("waiting", 1_203)
@@ -184,18 +163,7 @@ def test_show(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_show_says_how_late_it_ran_and_why(line: CommandLine) -> None:
-    async def late() -> None:
-        async with Bide(line.url) as app:
-            app.handler("t")(handle)
-            await app.schedule("t", None, key="k", delay="0s")
-            await pause(0.3, why="it is to be late by more than what counts as on time")
-            async with app.worker() as worker:
-                await worker.until_empty()
-
-    async def handle(task: Task[None]) -> None:
-        pass
-
-    asyncio.run(late())
+    worked(line.url, lambda task: None, "k", wait=0.3)
     delivery = line.one("show", "t", "k")["delivery"]
     assert (delivery["number"], delivery["late_ms"] >= 300, delivery["took_ms"] >= 0) == (1, True, True)
     assert delivery["why"][0].startswith("Delivery 1 began ")
@@ -235,18 +203,10 @@ def test_events_in_words(line: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("millis", "words"),
     [
-        (0, "0ms"),
-        (250, "250ms"),
-        (4_250, "4.2s"),
-        (59_499, "59s"),
-        (59_999, "1m"),
-        (843_000, "14m 3s"),
-        (3_600_000, "1h"),
-        (3_601_000, "1h"),
-        (90_000_000, "1d 1h"),
-        (31_536_000_000, "365d"),
+        (0, "0ms"), (250, "250ms"), (4_250, "4.2s"), (59_499, "59s"), (59_999, "1m"), (843_000, "14m 3s"),
+        (3_600_000, "1h"), (3_601_000, "1h"), (90_000_000, "1d 1h"), (31_536_000_000, "365d"),
     ],
-)
+)  # fmt: skip
 def test_lengths_in_words(millis: int, words: str) -> None:
     assert length_words(millis) == words
 
@@ -259,8 +219,6 @@ def test_moments_in_words() -> None:
 
 
 def test_passwords_are_not_shown() -> None:
-    from bide.cli.context import without_password
-
     assert without_password("redis://user:secret@host/0") == "redis://user:***@host/0"
     assert without_password("sqlite:///a.db") == "sqlite:///a.db"
 
@@ -285,9 +243,9 @@ async def busy(app: Bide, topics: int = 3) -> None:
     await history.flush()
 
 
-async def seen_of(topics: int) -> Overview:
-    async with Bide("memory:") as app:
-        await busy(app, topics)
+async def seen(app: Bide, prepared: Callable[[Bide], Awaitable[None]]) -> Overview:
+    async with app:
+        await prepared(app)
         overviews = Overviews(app)
         try:
             return (await overviews.get()).overview()
@@ -302,35 +260,17 @@ def drawn(seen: Overview, width: int, height: int, failed: str = "") -> list[str
     return captured.get().splitlines()
 
 
-def test_it_prints_once_where_nobody_watches(line: CommandLine) -> None:
+def test_it_prints_once_where_nobody_watches_and_json_is_one_object(line: CommandLine) -> None:
     said = line.run("top").stdout
     assert "there are no tasks" in said
     assert "no worker is alive" in said
-
-    async def work() -> None:
-        async with Bide(line.url) as app:
-            await busy(app)
-
-    asyncio.run(work())
+    asyncio.run(seen(Bide(line.url), busy))
     said = line.run("top", "--once").stdout
-    for words in (
-        "pending",
-        "topic-0",
-        "worker-0",
-        "late p99",
-        "● store it answers",
-        "paused, with tasks due: topic-1 1",
-    ):
+    waits = "paused, with tasks due: topic-1 1"
+    for words in ("pending", "topic-0", "worker-0", "late p99", "● store it answers", waits):
         assert words in said, words
     assert "there are no tasks" not in said
 
-
-def test_json_is_one_object(line: CommandLine) -> None:
-    async def work() -> None:
-        async with Bide(line.url) as app:
-            await busy(app)
-
-    asyncio.run(work())
     found = line.one("top")
     assert (found["pending"]["number"], found["pending"]["exact"]) == (5, True)
     assert (found["due"]["number"], found["leased"]["number"], found["dead"]["number"]) == (2, 1, 0)
@@ -339,44 +279,36 @@ def test_json_is_one_object(line: CommandLine) -> None:
     assert sum(found["deliveries_by_minute"]) == 9
     assert found["held_back"] == ["topic-1"]
     assert found["workers_known"] is True
-    [first, *_] = found["holders"]
-    assert (first["name"], first["worker"], first["held"]) == (
-        "worker-0", True, [{"topic": "topic-0", "number": 1, "lost": 0}],
-    )  # fmt: skip
+    first = found["holders"][0]
+    held = [{"topic": "topic-0", "number": 1, "lost": 0}]
+    assert (first["name"], first["worker"], first["held"]) == ("worker-0", True, held)
     assert {one["name"]: one["level"] for one in found["health"]}["store"] == "ok"
     by_topic = {one["topic"]: one for one in found["topics"]}
     assert by_topic["topic-1"]["paused"]["who"] == "anna"
     assert by_topic["topic-2"]["paused"] is None
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 35), (200, 60), (60, 24), (40, 10), (24, 6)])
 @pytest.mark.parametrize("topics", [1, 3, 60])
-def test_it_stays_within_its_window(size: tuple[int, int], topics: int) -> None:
-    width, height = size
-    lines = drawn(asyncio.run(seen_of(topics)), width, height, "the store is away: " + "a long reason " * 20)
-    assert max(map(cell_len, lines)) <= width
-    assert len(lines) < height
-    if width >= 80 and height >= 24:
-        said = "\n".join(lines)
-        assert "topic-0" in said
-        assert "worker-0" in said
-        assert ("more" in said) is (topics > 3)
+def test_it_stays_within_its_window(topics: int) -> None:
+    overview = asyncio.run(seen(Bide("memory:"), partial(busy, topics=topics)))
+    for width, height in ((80, 24), (120, 35), (200, 60), (60, 24), (40, 10), (24, 6)):
+        lines = drawn(overview, width, height, "the store is away: " + "a long reason " * 20)
+        assert max(map(cell_len, lines)) <= width
+        assert len(lines) < height
+        if width >= 80 and height >= 24:
+            said = "\n".join(lines)
+            assert "topic-0" in said
+            assert "worker-0" in said
+            assert ("more" in said) is (topics > 3)
 
 
 def test_control_characters_are_not_obeyed() -> None:
-    async def work() -> Overview:
-        async with Bide("memory:") as app:
-            await app.schedule("a\u202eb", None, delay="0s")
-            now = app.clock.now()
-            store: Any = app.store
-            await store.announce("\x1b[2J worker", ["a\u202eb"], now + 60_000, now=now)
-            overviews = Overviews(app)
-            try:
-                return (await overviews.get()).overview()
-            finally:
-                await overviews.close()
+    async def hostile(app: Bide) -> None:
+        await app.schedule("a\u202eb", None, delay="0s")
+        now, store = app.clock.now(), cast(Any, app.store)
+        await store.announce("\x1b[2J worker", ["a\u202eb"], now + 60_000, now=now)
 
-    said = "\n".join(drawn(asyncio.run(work()), 120, 35))
+    said = "\n".join(drawn(asyncio.run(seen(Bide("memory:"), hostile)), 120, 35))
     assert "\x1b" not in said
     assert "\u202e" not in said
     assert "\\x1b[2J worker" in said
@@ -404,7 +336,7 @@ def test_over_a_service_there_is_what_it_tells(line: CommandLine, tmp_path: Path
 def test_with_a_token_that_may_only_read(line: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(f"sqlite:///{tmp_path}/served.db") as one:
         token = one.run(make(one.app, "reads", frozenset({Verb.READ}), ("mine",)))[1].split()[1]
-        one.run(_two(one.app))
+        one.run(one.app.schedule_many([one.app.new(topic, delay="1h") for topic in ("mine", "yours")]))
         monkeypatch.setenv("BIDE_TOKEN", token)
         found = line.one("top", "--store", one.url)
         assert found["pending"]["number"] == 1
@@ -415,11 +347,6 @@ def test_with_a_token_that_may_only_read(line: CommandLine, tmp_path: Path, monk
         said = line.run("top", "--store", one.url).stdout
         assert "no worker is alive" not in said
         assert "not shown: the token may not read every topic" in said
-
-
-async def _two(app: Bide) -> None:
-    for topic in ("mine", "yours"):
-        await app.schedule(topic, None, delay="1h")
 
 
 @pytest.mark.parametrize("every", ["2", "0s", "100ms", "2h", "often"])

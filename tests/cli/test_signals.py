@@ -51,6 +51,7 @@ async def leave(task: Task[None]) -> None:
 
 told("loaded", "-")
 """
+SHORT = SHOP + "\nimport bide.cli.exits\nbide.cli.exits.SETTLING = 0.1\n"
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 stops = pytest.mark.parametrize("number", STOPS, ids=lambda number: number.name)
 Begin = Callable[..., subprocess.Popen[str]]
@@ -62,10 +63,10 @@ def begin(line: CommandLine, write: Write) -> Iterator[Begin]:
     write("shop.py", SHOP)
     begun: list[subprocess.Popen[str]] = []
 
-    def start(*args: str, by: Sequence[str] = ("-m", "bide")) -> subprocess.Popen[str]:
+    def start(*args: str, by: Sequence[str] = ("-m", "bide"), log: int | None = None) -> subprocess.Popen[str]:
         with (line.directory / "said.txt").open("w") as said:
             process = subprocess.Popen(
-                [sys.executable, *by, *args], stderr=said, text=True, start_new_session=True,
+                [sys.executable, *by, *args], stderr=log or said, text=True, start_new_session=True,
                 preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # under nohup it would be ignored
             )  # fmt: skip
         begun.append(process)
@@ -85,6 +86,17 @@ def children_of(process: subprocess.Popen[str]) -> list[int]:
     except OSError:
         return []
     return [int(one) for one in text.split()]
+
+
+def tell(process: subprocess.Popen[str], number: int, to: str) -> None:
+    """Send a signal to the process; if `to` is a unit, to its children too."""
+    for pid in [process.pid, *(children_of(process) if to == "a unit" else [])]:
+        os.kill(pid, number)
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    assert process.wait(60) == Exit.DONE
 
 
 def states_of(pid: int) -> set[str]:
@@ -125,14 +137,15 @@ def ground(line: CommandLine) -> Ground:
     return Ground(line)
 
 
-@stops
-@pytest.mark.parametrize("to", ["the process", "the supervisor", "a unit"])
+@pytest.mark.parametrize(
+    ("to", "number"),
+    [("the process", signal.SIGTERM), ("the supervisor", signal.SIGTERM), *(("a unit", number) for number in STOPS)],
+)
 def test_the_first_signal_drains(begin: Begin, ground: Ground, number: signal.Signals, to: str) -> None:
     ground.schedule(2)
     process = begin("work", "shop:app", *(() if to == "the process" else ("--processes", "2")))
     ground.told("begun", 2)
-    for pid in [process.pid, *(children_of(process) if to == "a unit" else [])]:
-        os.kill(pid, number)
+    tell(process, number, to)
     ground.said("draining")
     assert process.poll() is None
     ground.go()
@@ -140,14 +153,12 @@ def test_the_first_signal_drains(begin: Begin, ground: Ground, number: signal.Si
     assert len(ground.told("ended", 2)) == 2
 
 
-@pytest.mark.parametrize("to", ["the process", "the supervisor", "a unit"])
-def test_at_rest_it_ends(begin: Begin, ground: Ground, to: str) -> None:
+def test_a_unit_at_rest_ends(begin: Begin, ground: Ground) -> None:
     ground.go()
     ground.schedule(1)
-    process = begin("work", "shop:app", *(() if to == "the process" else ("--processes", "2")))
+    process = begin("work", "shop:app", "--processes", "2")
     ground.told("ended", 1)
-    for pid in [process.pid, *(children_of(process) if to == "a unit" else [])]:
-        os.kill(pid, signal.SIGTERM)
+    tell(process, signal.SIGTERM, "a unit")
     assert process.wait(60) == Exit.DONE
 
 
@@ -177,12 +188,10 @@ def test_a_second_signal_to_a_child_lets_it_drain(begin: Begin, ground: Ground) 
     ground.go()
     assert ground.told("ended", 1) == [child]
     ground.said(f"process {child} was ended with 0; another one starts")
-    process.terminate()
-    assert process.wait(60) == Exit.DONE
+    stop(process)
 
 
-@stops
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize(("number", "processes"), [*((number, "1") for number in STOPS), (signal.SIGTERM, "2")])
 def test_a_signal_while_the_app_is_loaded_ends_at_once(
     begin: Begin, ground: Ground, write: Write, number: signal.Signals, processes: str
 ) -> None:
@@ -201,26 +210,26 @@ def test_a_process_that_is_ended_while_it_loads_the_app_is_replaced(begin: Begin
     ground.told("loaded", 2)
     ground.said(f"process {first} was ended with 0; another one starts")
     ground.go()
-    process.terminate()
-    assert process.wait(60) == Exit.DONE
+    stop(process)
 
 
 @pytest.mark.parametrize("to", ["the supervisor", "a unit"])
-@pytest.mark.parametrize("after", [0, 2, 6])
+@pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_signal_while_processes_are_started_reaches_all(begin: Begin, after: int, to: str) -> None:
-    process = begin("work", "shop:app", "--processes", "8")
+    process = begin("work", "shop:app", "--processes", "5")
     wait_until(lambda: len(children_of(process)) > after, f"{after + 1} processes")
-    for pid in [process.pid, *(children_of(process) if to == "a unit" else [])]:
-        os.kill(pid, signal.SIGTERM)
+    tell(process, signal.SIGTERM, to)
     assert process.wait(60) == Exit.DONE
 
 
-@pytest.mark.parametrize("payload", ['{"deaf": true}', '{"blocks": true, "deaf": true}'], ids=["deaf", "blocks"])
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize(
+    ("payload", "processes"),
+    [('{"deaf": true}', "1"), ('{"blocks": true, "deaf": true}', "1"), ('{"blocks": true, "deaf": true}', "2")],
+)
 def test_what_does_not_end_is_bounded_by_the_grace(
     begin: Begin, ground: Ground, write: Write, monkeypatch: pytest.MonkeyPatch, payload: str, processes: str
 ) -> None:
-    write("shop.py", SHOP + "\nimport bide.cli.exits\nbide.cli.exits.SETTLING = 0.1\n")
+    write("shop.py", SHORT)
     monkeypatch.setenv("SHOP_GRACE", "100ms")
     ground.schedule(1, payload)
     process = begin("work", "shop:app", "--processes", processes)
@@ -233,7 +242,7 @@ def test_what_does_not_end_is_bounded_by_the_grace(
 def test_a_frozen_process_is_bounded_by_the_grace(
     begin: Begin, ground: Ground, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write("shop.py", SHOP + "\nimport bide.cli.exits\nbide.cli.exits.SETTLING = 0.1\n")
+    write("shop.py", SHORT)
     monkeypatch.setenv("SHOP_GRACE", "100ms")
     process = begin("work", "shop:app", "--processes", "2")
     [*_, frozen] = ground.told("loaded", 2)
@@ -252,23 +261,20 @@ def silent() -> Iterator[socket.socket]:
         yield listening
 
 
-@stops
 @pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
-def test_serve_drains_its_webhooks(
-    begin: Begin, ground: Ground, silent: socket.socket, number: signal.Signals, again: bool
-) -> None:
+def test_serve_drains_its_webhooks(begin: Begin, ground: Ground, silent: socket.socket, again: bool) -> None:
     place = f"127.0.0.1:{silent.getsockname()[1]}"
     process = begin("serve", "--port", "0", "--webhook", f"work=http://{place}", "--allow", place)
     ground.schedule(1)
     webhook, _ = silent.accept()
     with webhook:
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         ground.said("draining")
         assert process.poll() is None
         if again:
-            process.send_signal(number)
-            assert process.wait(60) == 128 + number
-            ground.said(f"{number.name} again: ending at once")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == Exit.INTERRUPTED
+            ground.said("SIGINT again: ending at once")
         else:
             webhook.send(b"HTTP/1.1 204 No Content\r\n\r\n")
             assert process.wait(60) == Exit.DONE
@@ -283,7 +289,7 @@ def test_serve_at_rest_ends(begin: Begin, ground: Ground, number: signal.Signals
     assert process.wait(60) == Exit.DONE
 
 
-@stops
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("command", [["serve", "--port", "0"], ["work", "shop:app"]], ids=["serve", "work"])
 def test_a_signal_while_the_store_is_opened_ends_at_once(
     begin: Begin, silent: socket.socket, number: signal.Signals, command: list[str]
@@ -304,14 +310,7 @@ def test_nohup_is_heeded(begin: Begin, ground: Ground) -> None:
     process.send_signal(signal.SIGHUP)
     ground.go()
     ground.told("ended", 1)
-    process.terminate()
-    assert process.wait(60) == Exit.DONE
-
-
-def test_the_supervisor_loads_nothing_of_the_app(begin: Begin, ground: Ground) -> None:
-    process = begin("work", "shop:app", "--processes", "2")
-    assert set(ground.told("loaded", 2)) == set(children_of(process))
-    ground.said(f"leave, other, work from {ground.line.url}, 2 processes under pid {process.pid}")
+    stop(process)
 
 
 def test_the_supervisor_reaps_what_handlers_leave_behind(begin: Begin, ground: Ground) -> None:
@@ -324,22 +323,36 @@ def test_the_supervisor_reaps_what_handlers_leave_behind(begin: Begin, ground: G
     orphan = ground.line.directory / "orphan"
     pid = wait_until(orphan.read_text, "an orphan").strip()
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the orphan to be reaped")
-    process.terminate()
-    assert process.wait(60) == Exit.DONE
+    stop(process)
 
 
 def test_what_dies_is_logged(line: CommandLine, begin: Begin, ground: Ground) -> None:
     ground.go()
     ground.schedule(1, '{"dies": true}')
     process = begin("work", "shop:app")
-    for said in (
-        "ERROR bide.work",
-        "work/0 is dead",
-        f"shop:app: leave, other, work from {line.url}, pid {process.pid}",
-    ):
-        ground.said(said)
-    process.terminate()
-    assert process.wait(60) == Exit.DONE
+    ground.said("ERROR bide.work")
+    ground.said("work/0 is dead")
+    ground.said(f"shop:app: leave, other, work from {line.url}, pid {process.pid}")
+    stop(process)
+
+
+def test_work_says_when_it_holds_back(line: CommandLine, begin: Begin, ground: Ground) -> None:
+    line.run("pause", "other")
+    line.run("schedule", "other", "--delay", "0s")
+    process = begin("work", "shop:app")
+    ground.said("other is held back: paused since")
+    line.run("resume", "other")
+    ground.told("other", 1)
+    stop(process)
+
+
+def test_a_worker_goes_on_without_a_reader_of_its_log(line: CommandLine, begin: Begin, ground: Ground) -> None:
+    line.run("schedule", "other", "--delay", "0s")
+    process = begin("work", "shop:app", "--processes", "2", log=subprocess.PIPE)
+    assert process.stderr is not None
+    process.stderr.close()
+    ground.told("other", 1)
+    stop(process)
 
 
 def test_what_was_held_comes_back(begin: Begin, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,8 +378,7 @@ def test_only_some_topics(line: CommandLine, begin: Begin, ground: Ground) -> No
     assert "--topic: 'more' is not accepted; give topics that have a handler: leave, other, work" in line.error(
         "work", "shop:app", "--topic", "more"
     )
-    process.terminate()
-    assert process.wait(60) == Exit.DONE
+    stop(process)
     assert (line.directory / "said.txt").read_text() == ""
 
 
@@ -393,9 +405,13 @@ def test_two_processes_and_one_that_is_killed(begin: Begin, ground: Ground) -> N
     ground.told("ended", 1)
 
 
-def test_processes_drain_when_their_supervisor_is_killed(begin: Begin, ground: Ground) -> None:
+def test_a_supervisor_loads_nothing_of_the_app_and_when_it_is_killed_its_processes_drain(
+    begin: Begin, ground: Ground
+) -> None:
     process = begin("work", "shop:app", "--processes", "2")
-    children = two_children_of(process)
+    children = set(ground.told("loaded", 2))
+    assert children == set(children_of(process))
+    ground.said(f"leave, other, work from {ground.line.url}, 2 processes under pid {process.pid}")
     ground.schedule(1)
     ground.told("begun", 1)
     process.kill()

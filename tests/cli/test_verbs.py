@@ -9,17 +9,15 @@ import os
 import re
 import subprocess
 import sys
-from asyncio.subprocess import PIPE
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from tests.cli.conftest import CommandLine, Write
-from tests.waiting import wait_until
+from tests.cli.conftest import CommandLine, Write, dies, worked
 
-from bide import Bide, Dead, OutcomeUnknown, StoreUnavailable, Task
+from bide import Bide, OutcomeUnknown, StoreUnavailable
 from bide.cli.context import person
 from bide.cli.exits import Exit
 from bide.core.errors import PartlyFailed, StoreError
@@ -34,8 +32,10 @@ TASK_FIELDS = {
 
 
 def test_schedule_answers_with_the_task(line: CommandLine) -> None:
-    shape = line.one("schedule", "order.close", '{"number": 42}', "--key", "42", "--group", "user-7", "--delay", "15m")
-    assert shape["answer"] == "created"
+    words = ("schedule", "order.close", '{"number": 42}', "--key", "42", "--group", "user-7", "--delay", "15m")
+    assert line.run(*words).stdout.startswith("order.close/42: created, due in 15m (")
+    shape = line.one(*words)
+    assert shape["answer"] == "replaced"
     task = shape["task"]
     assert set(task) == TASK_FIELDS
     assert (task["topic"], task["key"], task["group"], task["state"]) == ("order.close", "42", "user-7", "waiting")
@@ -43,11 +43,6 @@ def test_schedule_answers_with_the_task(line: CommandLine) -> None:
     assert INSTANT.fullmatch(task["due_at"])
     assert INSTANT.fullmatch(task["created_at"])
     assert task["finished_at"] is None
-
-
-def test_schedule_in_words(line: CommandLine) -> None:
-    said = line.run("schedule", "order.close", "--key", "42", "--delay", "15m").stdout
-    assert said.startswith("order.close/42: created, due in 15m (")
 
 
 def test_a_time_in_the_past_is_said(line: CommandLine) -> None:
@@ -141,17 +136,7 @@ def test_a_first_page_that_fails_is_done_or_not_as_its_error_says(
 
 
 def test_redrive_and_groups_say_how_far_they_came(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def die() -> None:
-        async with Bide(line.url) as app:
-            app.handler("t", retry="never")(dies)
-            await app.schedule_many([app.new("t", None, delay="0s", group="g") for _ in range(600)])
-            async with app.worker() as worker:
-                await worker.until_empty()
-
-    async def dies(task: Task[None]) -> None:
-        raise Dead("as it was told")
-
-    asyncio.run(die())
+    worked(line.url, dies, *map(str, range(600)))
     with monkeypatch.context() as patched:
         fail_at(2, "redrive_many", StoreUnavailable("away"), patched)
         complaint = line.error("redrive", "--all-dead", "--yes", code=Exit.PARTLY)
@@ -246,12 +231,9 @@ def test_looking_needs_no_extra(line: CommandLine, words: str) -> None:
     assert (done.returncode, done.stderr) == (Exit.DONE, "")
 
 
-def test_settings_name_the_person(line: CommandLine) -> None:
-    os.environ["BIDE_ACTOR"] = "nightly cleaner"
-    try:
-        line.run("schedule", "t", "--key", "k", "--delay", "1h")
-    finally:
-        del os.environ["BIDE_ACTOR"]
+def test_settings_name_the_person(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIDE_ACTOR", "nightly cleaner")
+    line.run("schedule", "t", "--key", "k", "--delay", "1h")
     assert line.one("events", "t", "k")["who"] == "nightly cleaner"
 
 
@@ -346,39 +328,6 @@ def test_what_cannot_be_told_fails_nothing(line: CommandLine, monkeypatch: pytes
     assert done.stderr == "bide: note: the pauses cannot be read: away\n"
 
 
-def test_work_says_when_it_holds_back(line: CommandLine, tmp_path: Path) -> None:
-    """A process of its own: paused before it starts, resumed while it runs."""
-    (tmp_path / "shop.py").write_text(
-        "from bide import Bide\n"
-        "app = Bide()\n"
-        "@app.handler('t')\n"
-        "async def handle(task):\n"
-        "    print('handled', task.key, flush=True)\n"
-    )
-
-    line.run("pause", "t")
-    line.run("schedule", "t", "--key", "k", "--delay", "0s")
-
-    async def story() -> None:
-        command = (sys.executable, "-m", "bide", "work", "shop:app")
-        work = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=PIPE, stderr=PIPE)
-        assert work.stderr is not None
-        assert work.stdout is not None
-        try:
-            async with asyncio.timeout(60):
-                while b"t is held back: paused since" not in (await work.stderr.readline()):
-                    assert not work.stderr.at_eof()
-                async with Bide(line.url) as app:
-                    await app.resume("t")
-                assert await work.stdout.readline() == b"handled k\n"
-        finally:
-            work.terminate()
-            await work.communicate()
-        assert work.returncode == 0
-
-    asyncio.run(story())
-
-
 def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a line of bash in which `bide` is the command; ends with the exit code of the first of a pipe."""
     return subprocess.run(
@@ -415,24 +364,6 @@ def test_a_full_output_is_said(line: CommandLine) -> None:
     assert run("bide ls > /dev/full").returncode == Exit.DEFECT
 
 
-def test_a_worker_goes_on_without_a_reader_of_its_log(line: CommandLine, write: Write) -> None:
-    write(
-        "shop.py",
-        "from bide import Bide, Task\napp = Bide()\n"
-        "@app.handler('t')\nasync def t(task: Task[None]) -> None: open('ended', 'w')\n",
-    )
-    line.run("schedule", "t", "--delay", "0s")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bide", "work", "shop:app", "--processes", "2"], stderr=subprocess.PIPE
-    )
-    assert process.stderr is not None
-    process.stderr.close()
-    wait_until(lambda: (line.directory / "ended").exists() or process.poll() is not None, "the task")
-    process.terminate()
-    assert process.wait(60) == Exit.DONE
-    assert (line.directory / "ended").exists()
-
-
 @pytest.mark.parametrize(
     "environ",
     [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}],
@@ -458,12 +389,12 @@ def caller(line: CommandLine, text: str) -> tuple[str, set[Verb], tuple[str, ...
     return asyncio.run(ask())
 
 
-def test_the_token_alone_is_on_stdout(line: CommandLine) -> None:
+def test_the_token_alone_is_on_stdout_and_is_not_repeated_in_the_place_of_its_id(line: CommandLine) -> None:
     made = line.run("token", "add", "ann")
     text = made.stdout.strip()
     assert parse(text) is not None
     assert "it is not shown again" in made.stderr
-    assert text[-43:] not in made.stderr
+    assert text[-43:] not in made.stderr + line.error("token", "revoke", text)
     assert caller(line, text) == ("ann", set(DEFAULT_VERBS), ("*",))
 
 
@@ -543,11 +474,6 @@ def test_bad_input(line: CommandLine, args: tuple[str, ...], field: str, accepte
     message = line.error("token", *args)
     assert field in message
     assert accepted in message
-
-
-def test_a_whole_token_in_the_place_of_an_id_is_not_repeated(line: CommandLine) -> None:
-    text = line.run("token", "add", "ann").stdout.strip()
-    assert text[-43:] not in line.error("token", "revoke", text)
 
 
 def test_on_a_server_too(line: CommandLine, redis_url: str, redis_namespace: str) -> None:

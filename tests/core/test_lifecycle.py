@@ -64,31 +64,34 @@ def record_in(state: State, *, deadline: int | None = None, token: int = 7) -> R
     )  # fmt: skip
 
 
-def perform(verb: Verb, old: Record | None, *, token: int = 8, due: Due = In(1000)) -> tuple[str, Record | None]:  # noqa: B008 - a frozen record
+def perform(
+    verb: Verb, old: Record | None, *, now: int = NOW, token: int = 8, due: Due = In(1000), id: str = "new",  # noqa: B008
+    if_token: int | None = None, holding: int = 7,
+) -> tuple[str, Record | None]:  # fmt: skip
     """What the verb's function makes of `old`: the word of the table, and the task afterwards."""
     if verb in CONFLICTS:
-        answer = lifecycle.schedule(new_task(due, how=CONFLICTS[verb]), old, NOW, token)
+        answer = lifecycle.schedule(new_task(due, id=id, how=CONFLICTS[verb], if_token=if_token), old, now, token)
         return answer.result, answer.record
     changes: dict[Verb, Change] = {
-        Verb.MOVE: Move("order.close", "42", due),
-        Verb.CANCEL: Cancel("order.close", "42", LATER),
-        Verb.REDRIVE: Redrive("order.close", "42", "new", due),
+        Verb.MOVE: Move("order.close", "42", due, if_token),
+        Verb.CANCEL: Cancel("order.close", "42", LATER, if_token),
+        Verb.REDRIVE: Redrive("order.close", "42", id, due, if_token),
     }
     if verb in changes:
-        answer = lifecycle.change(changes[verb], old, NOW, token)
+        answer = lifecycle.change(changes[verb], old, now, token)
         return answer.result, answer.record
     if verb is Verb.LEASE:
-        if old is None or not lifecycle.may_lease(old, NOW):
+        if old is None or not lifecycle.may_lease(old, now):
             return "left alone", old
-        return "taken", lifecycle.lease(old, NOW, LATER, "worker-2", token)
-    if not lifecycle.holds(old, 7):
+        return "taken", lifecycle.lease(old, now, now + 10_000, "worker-2", token)
+    if not lifecycle.holds(old, holding):
         return "left alone", old
     assert old is not None
     if verb is Verb.EXTEND:
-        return "taken", lifecycle.extend(old, LATER)
+        return "taken", lifecycle.extend(old, now + 10_000)
     wake = due if verb in (Verb.AGAIN, Verb.RETRY, Verb.DEFER) else None
-    asked = Settlement("order.close", "42", 7, SETTLES[verb], wake, LATER, "it failed again", "new")
-    return "taken", lifecycle.settle(asked, old, NOW, token)
+    asked = Settlement("order.close", "42", holding, SETTLES[verb], wake, LATER, "it failed again", id)
+    return "taken", lifecycle.settle(asked, old, now, token)
 
 
 @pytest.mark.parametrize("verb", Verb)
@@ -188,39 +191,18 @@ def test_the_numbers_over_any_life(plan: list[tuple[Verb, int, int, bool]]) -> N
     task: Record | None = None
     for verb, pause, ahead, stale in plan:
         now += pause
-        token = next_token(counter, now)
-        id = f"life-{next(fresh)}"
-        old = task
-        due = In(ahead)
-        if verb in CONFLICTS:
-            asked_for = new_task(due, id=id, how=CONFLICTS[verb], if_token=old.token - 1 if old and stale else None)
-            answer = lifecycle.schedule(asked_for, old, now, token)
-            task = answer.record
-            if stale and old is not None and not lifecycle.gone(old, now):
-                assert (answer.result, task) == (Result.STALE_TOKEN, old)
-        elif verb in (Verb.MOVE, Verb.CANCEL, Verb.REDRIVE):
-            if_token = None if old is None or not stale else old.token - 1
-            asked: Change = (
-                Move("order.close", "42", due, if_token)
-                if verb is Verb.MOVE
-                else Cancel("order.close", "42", LATER, if_token)
-                if verb is Verb.CANCEL
-                else Redrive("order.close", "42", id, due, if_token)
-            )
-            answer = lifecycle.change(asked, old, now, token)
-            task = answer.record
-            if stale and old is not None:
-                assert task is (None if lifecycle.gone(old, now) else old)
-        elif verb is Verb.LEASE:
-            if old is not None and lifecycle.may_lease(old, now):
-                task = lifecycle.lease(old, now, now + 10_000, "worker", token)
-        elif old is not None and lifecycle.holds(old, old.token - stale):
-            if verb is Verb.EXTEND:
-                task = lifecycle.extend(old, now + 10_000)
-            else:
-                wake = due if verb in (Verb.AGAIN, Verb.RETRY, Verb.DEFER) else None
-                asked_of = Settlement("order.close", "42", old.token, SETTLES[verb], wake, LATER, "why", id)
-                task = lifecycle.settle(asked_of, old, now, token)
+        old, id = task, f"life-{next(fresh)}"
+        known = old.token - stale if old else 0
+        word, task = perform(
+            verb, old, now=now, token=next_token(counter, now), due=In(ahead), id=id,
+            if_token=known if stale and old else None, holding=known,
+        )  # fmt: skip
+        if stale and old is not None and verb in {*CONFLICTS, Verb.MOVE, Verb.CANCEL, Verb.REDRIVE}:
+            gone = lifecycle.gone(old, now)
+            if verb not in CONFLICTS:
+                assert task is (None if gone else old)
+            elif not gone:
+                assert (word, task) == (Result.STALE_TOKEN, old)
         check_step(verb, old, task, id, now)
         if task is not None:
             counter = max(counter, task.token)

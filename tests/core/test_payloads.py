@@ -56,18 +56,11 @@ def test_bytes_pass_through_untouched(value: bytes) -> None:
 @pytest.mark.parametrize(
     ("declared", "value"),
     [
-        (Order, Order(42)),
-        (Meal, Meal(42)),
-        (Ride, Ride(number=42)),
-        (Coupon, {"number": 42}),
-        (list[Order], [Order(1), Order(2)]),
-        (Order | None, None),
-        (dict[str, int], {"a": 1}),
-        (int, 42),
-        (str, "42"),
+        (Order, Order(42)), (Meal, Meal(42)), (Ride, Ride(number=42)), (Coupon, {"number": 42}),
+        (list[Order], [Order(1), Order(2)]), (Order | None, None), (dict[str, int], {"a": 1}), (int, 42), (str, "42"),
         (None, None),
     ],
-)
+)  # fmt: skip
 def test_declared_types_survive(declared: Any, value: Any) -> None:
     checker_for(declared)(value)
     assert decoder_for(declared)(encode_payload(value)) == value

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engine.test_loops_and_forks import forks, in_a_child, quietly
 
 from bide import BadInput, Sql, TableSource
 from bide.core import errors
@@ -44,22 +45,10 @@ from bide.core.retry import Fixed, Ladder
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "a",
-        " ",
-        "order.close",
-        "a/b:c%d?e#f",
-        "'; DROP TABLE tasks; --",
-        '"quoted"',
-        "{tag}",
-        "x" * LONGEST_NAME,
-        "é" * (LONGEST_NAME // 2),
-        "訂單",
-        "🦀" * (LONGEST_NAME // 4),
-        "שלום\u200f",  # direction marks are part of ordinary text in some languages
-        "a\u0301",
-    ],
-)
+    ["a", " ", "order.close", "a/b:c%d?e#f", "'; DROP TABLE tasks; --", '"quoted"', "{tag}", "x" * LONGEST_NAME,
+     "é" * (LONGEST_NAME // 2), "訂單", "🦀" * (LONGEST_NAME // 4), "a\u0301",
+     "שלום\u200f"],  # direction marks are part of ordinary text in some languages
+)  # fmt: skip
 def test_names_that_are_accepted(name: str) -> None:
     assert check_name("key", name) == name
 
@@ -115,21 +104,16 @@ def test_fresh_ids_differ_and_are_in_order_of_time() -> None:
     assert stamps == sorted(stamps)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@forks
+@quietly
 def test_a_forked_process_gives_out_ids_of_its_own() -> None:
     new_id()
     out, into = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(into, new_id().encode())
-        os._exit(0)
+    assert in_a_child(lambda: os.write(into, new_id().encode()) == 36)
+    theirs = os.read(out, 36).decode()
+    assert theirs[19:] != new_id()[19:]
     os.close(into)
-    with os.fdopen(out) as told:
-        theirs = told.read()
-    os.waitpid(child, 0)
-    mine = new_id()
-    assert len(theirs) == 36
-    assert theirs[19:] != mine[19:]
+    os.close(out)
 
 
 ALL: list[type[BideError]] = [
@@ -151,11 +135,12 @@ def test_the_docstring_draws_the_tree() -> None:
     assert drawn == actual
 
 
-def test_bad_input_names_the_field_the_value_and_what_is_accepted() -> None:
+def test_errors_say_what_would_be_accepted() -> None:
     error = BadInput("delay", "soon", "a duration")
     assert str(error) == "delay: 'soon' is not accepted; give a duration"
     assert (error.field, error.value, error.accepted) == ("delay", "soon", "a duration")
     assert isinstance(error, ValueError)
+    assert "pip install 'bide[redis]'" in str(MissingExtra("redis", "a redis:// store"))
 
 
 def test_long_values_are_shortened() -> None:
@@ -164,10 +149,6 @@ def test_long_values_are_shortened() -> None:
     for _ in range(100_000):
         deep = [deep]
     assert "a list is not accepted" in str(BadInput("payload", deep, "less"))
-
-
-def test_a_missing_extra_says_how_to_install_it() -> None:
-    assert "pip install 'bide[redis]'" in str(MissingExtra("redis", "a redis:// store"))
 
 
 AWAY = StoreUnavailable("away")
@@ -201,21 +182,11 @@ def test_every_error_is_ours_and_says_what_it_means() -> None:
 AS_ASKED = {"created", "replaced", "kept", "moved", "cancelled", "cancelled_while_leased", "redriven"}
 
 
-def test_an_answer_is_neither_true_nor_false() -> None:
-    for result in Result:
-        with pytest.raises(TypeError, match=f"{result.value}.*answer.ok"):
-            bool(Answer(result))
-        with pytest.raises(TypeError):
-            assert not Answer(result)
-
-
 @pytest.mark.parametrize("result", Result)
-def test_ok_says_whether_what_was_asked_for_holds(result: Result) -> None:
+def test_ok_says_whether_what_was_asked_for_holds_and_an_answer_is_neither_true_nor_false(result: Result) -> None:
     assert Answer(result).ok is (result.value in AS_ASKED)
-
-
-def test_a_result_is_its_text() -> None:
-    assert Answer(Result.CANCELLED).result == "cancelled"
+    with pytest.raises(TypeError, match=f"{result.value}.*answer.ok"):
+        bool(Answer(result))
 
 
 def test_an_answer_carries_the_task() -> None:
@@ -237,30 +208,19 @@ NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 NOON_MILLIS = 1_896_091_200_000
 
 
-def test_done_may_begin_again() -> None:
+def test_outcomes_say_when_and_why() -> None:
     assert Done().again is None
     assert Done(again_at=NOON).again == At(NOON_MILLIS)
     assert Done(again_in="4h").again == In(14_400_000)
-
-
-def test_retry_goes_by_the_policy_or_by_its_own_time() -> None:
     assert Retry().due is None
     assert Retry("busy").why == "busy"
     assert Retry(delay="5s").due == In(5_000)
     assert Retry("busy", at=NOON).due == At(NOON_MILLIS)
-
-
-def test_defer_needs_a_time() -> None:
-    assert Defer("5s").due == In(5_000)
-    assert Defer(timedelta(seconds=5)).due == In(5_000)
+    assert Defer("5s").due == Defer(timedelta(seconds=5)).due == In(5_000)
     assert Defer(at=NOON).due == At(NOON_MILLIS)
+    assert Dead("the account is closed").why == str(Dead("the account is closed")) == "the account is closed"
     with pytest.raises(BadInput, match="when shall it be"):
         Defer()
-
-
-def test_dead_says_why() -> None:
-    assert Dead("the account is closed").why == "the account is closed"
-    assert str(Dead("the account is closed")) == "the account is closed"
 
 
 @pytest.mark.parametrize(
@@ -383,17 +343,11 @@ class Shouting(str):
 @pytest.mark.parametrize(
     ("anything", "text"),
     [
-        ("plain", "plain"),
-        (404, "404"),
-        (None, "None"),
-        (Mute(), "<Mute>"),
-        (Silent(), "Silent"),
-        (b"caf\xe9".decode("utf-8", "surrogateescape"), "caf\\udce9"),
-        ("a\0b", "a\\x00b"),
-        (Number(), "Number()"),
+        ("plain", "plain"), (404, "404"), (None, "None"), (Mute(), "<Mute>"), (Silent(), "Silent"),
+        (b"caf\xe9".decode("utf-8", "surrogateescape"), "caf\\udce9"), ("a\0b", "a\\x00b"), (Number(), "Number()"),
         (Shouting("x"), "'x'"),
     ],
-)
+)  # fmt: skip
 def test_anything_becomes_text(anything: object, text: str) -> None:
     assert text_of(anything) == text
 

@@ -142,37 +142,23 @@ def test_what_is_meant(text: str, meant: str) -> None:
 @pytest.mark.parametrize(
     ("value", "zone", "why"),
     [
-        ("08:00", None, "without a zone"),
-        ("tomorrow 20:00", None, "without a zone"),
-        ("2030-01-31 08:00", None, "without a zone"),
-        (datetime(2030, 1, 31, 8), None, "without a zone"),
-        ("08:00 Nowhere/Town", None, "IANA time zone database"),
-        ("08:00 europe", None, "IANA time zone database"),
-        ("08:00 UTC", "Europe/Rome", "not UTC and Europe/Rome"),
-        ("2030-02-30 08:00 UTC", None, "day"),
-        ("2030-01-31", "UTC", "ISO 8601"),
-        ("20300131T080000", "UTC", "ISO 8601"),
-        ("24:00 UTC", None, "ISO 8601"),
-        ("08:60 UTC", None, "ISO 8601"),
-        ("8 UTC", None, "ISO 8601"),
-        ("8am UTC", None, "ISO 8601"),
-        ("tomorrow", "UTC", "ISO 8601"),
-        ("today UTC", None, "ISO 8601"),
-        ("someday 08:00 UTC", None, "ISO 8601"),
-        ("mon 2030-01-31 08:00 UTC", None, "ISO 8601"),
-        ("08:00 Europe/Rome UTC", None, "ISO 8601"),
-        ("08:00 ../UTC", None, "ISO 8601"),
-        ("08:00 +01:00", None, "ISO 8601"),
-        ("０８:00 UTC", None, "ISO 8601"),
-        ("08:00 UTC\x00", None, "ISO 8601"),
-        ("08:00 UTC\n", None, "ISO 8601"),
-        ("08:00 " + "U" * 75, None, "ISO 8601"),
-        ("9999-12-31 23:59 America/New_York", None, "1970 to 9999"),
-        ("1970-01-01 00:00 Asia/Tokyo", None, "1970 to 9999"),
-        ("0001-01-01 00:00 Asia/Tokyo", None, "1970 to 9999"),
+        *((value, None, "without a zone") for value in (
+            "08:00", "tomorrow 20:00", "2030-01-31 08:00", datetime(2030, 1, 31, 8),
+        )),
+        ("08:00 Nowhere/Town", None, "IANA time zone database"), ("08:00 europe", None, "IANA time zone database"),
+        ("08:00 UTC", "Europe/Rome", "not UTC and Europe/Rome"), ("2030-02-30 08:00 UTC", None, "day"),
+        *((text, "UTC", "ISO 8601") for text in ("2030-01-31", "20300131T080000", "tomorrow")),
+        *((text, None, "ISO 8601") for text in (
+            "24:00 UTC", "08:60 UTC", "8 UTC", "8am UTC", "today UTC", "someday 08:00 UTC", "mon 2030-01-31 08:00 UTC",
+            "08:00 Europe/Rome UTC", "08:00 ../UTC", "08:00 +01:00", "０８:00 UTC", "08:00 UTC\x00", "08:00 UTC\n",
+            "08:00 " + "U" * 75,
+        )),
+        *((text, None, "1970 to 9999") for text in (
+            "9999-12-31 23:59 America/New_York", "1970-01-01 00:00 Asia/Tokyo", "0001-01-01 00:00 Asia/Tokyo",
+        )),
         (datetime(9999, 12, 31, 23, 59), "America/New_York", "1970 to 9999"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(value: Any, zone: str | None, why: str) -> None:
     with pytest.raises(BadInput, match=why) as caught:
         instant(value, field="deadline", now=lambda: NOW, zone=zone)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import http.server
 import json
-import os
 import re
 import shlex
 import shutil
@@ -26,6 +25,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from tests.deploy.commands import check_command, check_environment
+from tests.programs import Ended, environment, python, run
 from tests.servers.fixtures import StartsRedis
 from tests.waiting import wait_until
 
@@ -174,10 +174,7 @@ def test_what_is_copied_is_enough_to_build(lines: list[Line], root: Path, tmp_pa
                 else:
                     shutil.copy(root / source, to)
     build = "import hatchling.build as backend; print(backend.build_wheel('made'))"
-    done = subprocess.run(
-        [sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", build, cwd=tmp_path)
     with zipfile.ZipFile(tmp_path / "made" / done.stdout.split()[-1]) as wheel:
         names = wheel.namelist()
     assert "bide/service/server.py" in names
@@ -231,9 +228,7 @@ def test_the_health_check_tells_well_from_ill(last_stage: dict[str, Line]) -> No
     assert f"127.0.0.1:{port}/readyz" in code
     for status, well in ((200, True), (503, False)):
         with answering(status) as server:
-            done = subprocess.run(
-                [sys.executable, "-c", code.replace(f":{port}/", f":{server}/")], capture_output=True, check=False
-            )
+            done = python("-c", code.replace(f":{port}/", f":{server}/"), code=None)
         assert (done.returncode == 0) is well
     timeout = re.search(r"timeout=(\d+)", code)
     given = re.search(r"--timeout=(\d+)s", options)
@@ -374,18 +369,10 @@ def test_compose_itself_takes_it(deploy: Path, tmp_path: Path) -> None:
     (copy / "secrets").mkdir(exist_ok=True)
     for name in ("store", "redis"):
         (copy / "secrets" / name).touch()
-    done = subprocess.run(
-        ["docker", "compose", "--file", str(copy / "compose.yaml"), "config", "--quiet"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run("docker", "compose", "--file", copy / "compose.yaml", "config", "--quiet")
 
 
 BIDE = [sys.executable, "-m", "bide"]
-
-
-def environment(given: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")} | dict(given)
 
 
 def command(words: Sequence[str], config: Path, host: str = "127.0.0.1") -> list[str]:
@@ -480,20 +467,11 @@ def test_what_the_containers_start(deploy: Path, tmp_path: Path, redis_server: S
     (tmp_path / "store").write_text(redis_server().url + "\n", encoding="utf-8")
     given = {**compose["services"]["bide-1"]["environment"], "BIDE_STORE_FILE": str(tmp_path / "store")}
 
-    def bide(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*BIDE, *words],
-            env=environment(given),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+    def bide(*words: str, code: int = 0) -> Ended:
+        return python("-m", "bide", *words, environ=given, cwd=tmp_path, code=code)
 
-    refused = bide(*command(words, deploy / "bide.toml", host="0.0.0.0"))
-    assert refused.returncode == Exit.SETUP, "without a token it does not listen beyond its own machine"
-    assert "bide token add" in refused.stderr
+    # without a token it does not listen beyond its own machine
+    assert "bide token add" in bide(*command(words, deploy / "bide.toml", host="0.0.0.0"), code=Exit.SETUP).stderr
 
     tokens = []
     for arguments in (["ops"], ["prometheus", "--verb", "metrics"]):
@@ -509,7 +487,7 @@ def test_what_the_containers_start(deploy: Path, tmp_path: Path, redis_server: S
         serving(command(words, deploy / "bide.toml"), given, tmp_path, "bide-2") as (second, _),
     ):
         code = json.loads(check)[2].replace("http://127.0.0.1:8420", first)
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+        python("-c", code)
         assert ask(f"{first}/metrics")[0] == 401
         assert ask(f"{first}/v1/tasks", prometheus)[0] == 403
         body = '{"payload": 1, "delay": "1h"}'

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -17,6 +16,7 @@ import yaml
 from tests.deploy.commands import check_command, check_environment
 from tests.deploy.conftest import Exposed
 from tests.deploy.promql import labels_grouped_by, selectors_of
+from tests.programs import Ended, run
 from tests.stores.certificates import certify
 
 from bide.cli.exits import Exit
@@ -103,14 +103,12 @@ def test_it_may_do_little_else(unit: dict[str, list[str]]) -> None:
     assert set(one(unit, "RestrictAddressFamilies").split()) == {"AF_UNIX", "AF_INET", "AF_INET6"}
 
 
-def analyzed(deploy: Path, name: str, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def analyzed(deploy: Path, name: str, tmp_path: Path, *arguments: str) -> Ended:
     """What systemd-analyze says of the unit, with a program that exists here."""
     text = (deploy / name).read_text(encoding="utf-8")
     path = tmp_path / name
     path.write_text(text.replace("/opt/bide/bin/bide", sys.executable), encoding="utf-8")
-    return subprocess.run(
-        ["systemd-analyze", *arguments, str(path)], capture_output=True, text=True, check=False, timeout=60
-    )
+    return run("systemd-analyze", *arguments, path, code=None)
 
 
 @needs_systemd
@@ -198,8 +196,7 @@ def test_nginx_takes_it(deploy: Path, tmp_path: Path) -> None:
     main.write_text(
         f"pid {tmp_path}/pid;\nerror_log stderr;\nevents {{}}\nhttp {{\n{chr(10).join(lines)}\n}}\n", encoding="utf-8"
     )
-    done = subprocess.run(["nginx", "-t", "-c", str(main)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run("nginx", "-t", "-c", main)
 
 
 OF_PROMETHEUS: dict[str, list[dict[str, str]]] = {"up": [{}]}
@@ -299,8 +296,7 @@ def test_prometheus_takes_the_rules_and_they_go_off_when_they_should(deploy: Pat
     for file in (deploy / "alerts.yaml", root / "tests" / "deploy" / "alerts_test.yaml"):
         shutil.copy(file, tmp_path)
     for command in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]):
-        done = subprocess.run(["promtool", *command], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        run("promtool", *command, cwd=tmp_path)
 
 
 def test_the_dashboard_is_one_that_grafana_takes(deploy: Path) -> None:
@@ -366,8 +362,7 @@ def deployment(text: str) -> dict[str, Any]:
 
 def test_shell_blocks_are_ones_that_a_shell_reads(text: str) -> None:
     for block in blocks(text, "sh"):
-        done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        run("bash", "-n", given=block)
 
 
 def commands(text: str) -> list[list[str]]:

@@ -11,11 +11,28 @@ import pytest
 from tests.servers.fixtures import Borrowed
 from tests.waiting import elapse, in_virtual_time, virtual_time
 
-from bide import Bide
+from bide import Bide, Handler, Task
 from bide.core.instants import Millis
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualClock, VirtualLoop
+
+
+class Noted:
+    """A handler of `topic` that takes so many seconds: the keys of what it was given, and when each began."""
+
+    def __init__(self, world: World, app: Bide, topic: str, takes: float, **options: Any) -> None:
+        self.keys: list[str] = []
+        self.at: list[Millis] = []
+        """In milliseconds since the start of the world."""
+
+        @app.handler(topic, **options)
+        async def handle(task: Task[Any]) -> None:
+            self.keys.append(task.key)
+            self.at.append(world.elapsed)
+            await elapse(takes)
+
+        self.handler: Handler[Any] = handle
 
 
 class World:
@@ -30,6 +47,9 @@ class World:
 
     def app(self, store: Any = None, **settings: Any) -> Bide:
         return Bide(store or self.store, clock=self.clock, **settings)
+
+    def noted(self, app: Bide, topic: str, *, takes: float = 0.0, **options: Any) -> Noted:
+        return Noted(self, app, topic, takes, **options)
 
     @property
     def elapsed(self) -> Millis:
@@ -59,6 +79,17 @@ def virtual(test: Callable[Concatenate[World, P], Coroutine[Any, Any, None]]) ->
         await test(World(loop), *fixtures, **named)
 
     return in_virtual_time(in_world)
+
+
+async def nothing(task: Task[Any]) -> None:
+    """A handler."""
+
+
+async def task_of(app: Bide, topic: str, key: str) -> Task[Any]:
+    """A task that is there."""
+    task = await app.get(topic, key)
+    assert task is not None
+    return task
 
 
 def stores(*kinds: str) -> pytest.MarkDecorator:

@@ -14,19 +14,6 @@ from bide.ports import Pending
 from bide.testing.store_suite.base import new
 
 
-async def test_a_crowd_costs_one_call() -> None:
-    sent: list[int] = []
-
-    async def send(batch: Sequence[int]) -> list[int]:
-        sent.append(len(batch))
-        return [number * 2 for number in batch]
-
-    batcher = Batcher(send)
-    answers = await asyncio.gather(*(batcher.ask(number) for number in range(1000)))
-    assert answers == [number * 2 for number in range(1000)]
-    assert sent == [1000]
-
-
 async def test_what_is_asked_during_a_call_goes_with_the_next() -> None:
     sent: list[list[str]] = []
     gate = asyncio.Event()

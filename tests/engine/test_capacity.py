@@ -139,51 +139,46 @@ async def test_a_store_that_knows_each_wake_says_when_to_ask(known: Millis | Non
     assert wakes.note("t", 2**41 - 1) == (0 if due else 2**41 - 1), "nobody waits for a turn"
 
 
+class Work:
+    """A handler that takes a second: how many ran at once at most, and how many have ended."""
+
+    def __init__(self) -> None:
+        self.running = self.most = 0
+        self.ended = Counter[str]()
+
+    async def handle(self, task: Task[Any]) -> None:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await elapse(1)
+        self.running -= 1
+        self.ended[task.topic] += 1
+
+
 @pytest.mark.parametrize("topics", [10, 1_000])
 @virtual
 async def test_concurrency_is_a_bound_whatever_the_number_of_topics(world: World, topics: int) -> None:
-    app = world.app(concurrency=10)
-    running = most = 0
-    ended: dict[str, int] = {}
-
-    async def work(task: Task[Any]) -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await elapse(1)
-        running -= 1
-        ended[task.topic] = ended.get(task.topic, 0) + 1
-
+    app, work = world.app(concurrency=10), Work()
     for number in range(topics):
-        app.handler(f"t{number}")(work)
+        app.handler(f"t{number}")(work.handle)
     async with app, app.worker() as worker:
         await app.schedule_many([app.new(f"t{n}", None, delay="0s") for n in range(0, topics, topics // 10)])
         await app.schedule_many([app.new("t0", None, delay="0s") for _ in range(100)])
-        await world.until(lambda: len(ended) == 10)
-        assert ended["t0"] < 50, "in turns"
+        await world.until(lambda: len(work.ended) == 10)
+        assert work.ended["t0"] < 50, "in turns"
         await worker.until_empty()
-        assert (most, worker.stats.done, worker.stats.leased) == (10, 110, 110)
+        assert (work.most, worker.stats.done, worker.stats.leased) == (10, 110, 110)
         assert world.elapsed < 20_000, "idle topics lend their slots"
 
 
 @virtual
 async def test_one_busy_topic_of_a_thousand_runs_as_if_it_were_alone(world: World) -> None:
-    app = world.app()
-    running = most = 0
-
-    async def work(task: Task[Any]) -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await elapse(1)
-        running -= 1
-
+    app, work = world.app(), Work()
     for number in range(1_000):
-        app.handler(f"t{number}")(work)
+        app.handler(f"t{number}")(work.handle)
     async with app, app.worker() as worker:
         await app.schedule_many([app.new("t7", None, delay="0s") for _ in range(2_000)])
         await worker.until_empty()
-        assert (most, worker.stats.done) == (256, 2_000)
+        assert (work.most, worker.stats.done) == (256, 2_000)
         assert world.store.calls["lease"] < 100
         before = world.store.calls["lease"]
         await world.pause(60)

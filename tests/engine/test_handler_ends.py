@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.engine.conftest import World, stores, virtual
+from tests.engine.conftest import World, nothing, stores, task_of, virtual
+from tests.engine.test_loops_and_forks import forks, in_a_child, quietly
 from tests.waiting import PATIENCE, elapse, forever, until
 
 from bide import Bide, Dead, Defer, Retry, StoreUnavailable, Task
@@ -61,28 +62,28 @@ NAMES = ["retry an error", "dead by number", "mute", "surrogate", "panic", "gene
 
 @pytest.mark.parametrize("plain", [False, True], ids=["coroutine", "plain"])
 @pytest.mark.parametrize(("odd", "said"), ODD, ids=NAMES)
-def test_whatever_a_handler_does_ends_its_own_task_only(odd: Callable[[], object], said: str, *, plain: bool) -> None:
-    async def story(world: World) -> None:
-        app = world.app()
+@virtual
+async def test_whatever_a_handler_does_ends_its_own_task_only(
+    world: World, odd: Callable[[], object], said: str, *, plain: bool
+) -> None:
+    app = world.app()
 
-        def act(task: Task[Any]) -> Any:
-            return odd() if task.key.startswith("odd") else None
+    def act(task: Task[Any]) -> Any:
+        return odd() if task.key.startswith("odd") else None
 
-        async def awaited(task: Task[Any]) -> Any:
-            await asyncio.sleep(0)
-            return act(task)
+    async def awaited(task: Task[Any]) -> Any:
+        await asyncio.sleep(0)
+        return act(task)
 
-        app.handler("work", concurrency=2, retry="never")(act if plain else awaited)
-        async with app, app.worker() as worker:
-            await app.schedule_many([app.new("work", None, key=f"odd {n}", delay="0s") for n in range(4)])
-            await app.schedule_many([app.new("work", None, key=f"good {n}", delay="0s") for n in range(4)])
-            await worker.until_empty()
-            assert (worker.stats.done, worker.stats.dead, worker.stats.lost) == (4, 4, 0)
-            assert worker._executors["work"].free == 2
-            for task in [task async for task in app.find(state="dead")]:
-                assert said in (task.error or "")
-
-    virtual(story)()
+    app.handler("work", concurrency=2, retry="never")(act if plain else awaited)
+    async with app, app.worker() as worker:
+        await app.schedule_many([app.new("work", None, key=f"odd {n}", delay="0s") for n in range(4)])
+        await app.schedule_many([app.new("work", None, key=f"good {n}", delay="0s") for n in range(4)])
+        await worker.until_empty()
+        assert (worker.stats.done, worker.stats.dead, worker.stats.lost) == (4, 4, 0)
+        assert worker._executors["work"].free == 2
+        for task in [task async for task in app.find(state="dead")]:
+            assert said in (task.error or "")
 
 
 def test_an_interrupt_from_the_keyboard_ends_the_program_and_is_no_failure() -> None:
@@ -101,8 +102,7 @@ def test_an_interrupt_from_the_keyboard_ends_the_program_and_is_no_failure() -> 
                     await work.schedule(None, key="k", delay="0s")
                     await forever()
             finally:
-                task = await app.get("work", "k")
-                assert task is not None
+                task = await task_of(app, "work", "k")
                 left.append((task.state, task.attempt, task.failures))
 
     with pytest.raises(KeyboardInterrupt):
@@ -127,49 +127,44 @@ async def test_an_error_of_any_text_takes_no_other_outcome_along(store_url: str)
         gate.set()
         await worker.until_empty()
         assert (worker.stats.done, worker.stats.dead, worker.stats.lost) == (8, 1, 0)
-        task = await app.get("work", "bad")
-        assert task is not None
+        task = await task_of(app, "work", "bad")
         assert task.error == "ValueError: cannot read caf\\udce9\\x00.txt"
 
 
-def test_a_defect_at_one_outcome_falls_on_that_one_alone(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(world: World) -> None:
-        app = world.app(lease="9s")
-        settle, asked = world.memory.settle, 0
+@virtual
+async def test_a_defect_at_one_outcome_falls_on_that_one_alone(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    app = world.app(lease="9s")
+    settle, asked = world.memory.settle, 0
 
-        async def defective(outcomes: Any, *, now: int) -> Any:
-            nonlocal asked
-            asked += 1
-            if asked == 3:
-                raise StoreUnavailable("away for a moment")
-            if any(one.key == "bad" for one in outcomes) and world.elapsed < 1_000:
-                raise TypeError("cannot be written")
-            return await settle(outcomes, now=now)
+    async def defective(outcomes: Any, *, now: int) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            raise StoreUnavailable("away for a moment")
+        if any(one.key == "bad" for one in outcomes) and world.elapsed < 1_000:
+            raise TypeError("cannot be written")
+        return await settle(outcomes, now=now)
 
-        world.memory.settle = defective  # type: ignore[method-assign]
-        runs: list[str] = []
+    world.memory.settle = defective  # type: ignore[method-assign]
+    runs: list[str] = []
 
-        @app.handler("work")
-        async def work(task: Task[Any]) -> None:
-            runs.append(task.key)
+    @app.handler("work")
+    async def work(task: Task[Any]) -> None:
+        runs.append(task.key)
 
-        async with app, app.worker() as worker:
-            await app.schedule_many([work.new(None, key=key, delay="0s") for key in ("bad", *"abcd")])
-            await worker.until_empty()
-            assert (worker.stats.done, worker.stats.lost) == (5, 0)
-            assert sorted(runs) == ["a", "b", "bad", "bad", "c", "d"]
-            assert world.elapsed >= 9_000, "the lease of the one has ended by itself"
-
-    virtual(story)()
+    async with app, app.worker() as worker:
+        await app.schedule_many([work.new(None, key=key, delay="0s") for key in ("bad", *"abcd")])
+        await worker.until_empty()
+        assert (worker.stats.done, worker.stats.lost) == (5, 0)
+        assert sorted(runs) == ["a", "b", "bad", "bad", "c", "d"]
+        assert world.elapsed >= 9_000, "the lease of the one has ended by itself"
     assert "the outcome of work/bad cannot be kept" in caplog.text
 
 
 @virtual
 async def test_an_observer_that_raises_is_told_of_the_next_all_the_same(world: World) -> None:
-    app, told = world.app(), []
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None: ...
+    app, told = world.app(), list[str]()
+    work = app.handler("work")(nothing)
 
     def observe(record: Any, outcome: Any) -> None:
         told.append(record.key)
@@ -181,8 +176,8 @@ async def test_an_observer_that_raises_is_told_of_the_next_all_the_same(world: W
         assert (len(told), worker.stats.done) == (5, 5)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@forks
+@quietly
 def test_a_forked_child_runs_plain_handlers_in_threads_of_its_own() -> None:
     app, ran = Bide("memory:"), list[int]()
 
@@ -193,16 +188,14 @@ def test_a_forked_child_runs_plain_handlers_in_threads_of_its_own() -> None:
     async def main() -> None:
         async with app, app.worker() as worker:
             await work.schedule(None, delay="0s")
-            await asyncio.wait_for(worker.until_empty(), PATIENCE)
+            await worker.until_empty()
+
+    def again() -> bool:
+        asyncio.run(main())
+        return ran[1:] == [os.getpid()]
 
     asyncio.run(main())
-    child = os.fork()
-    if child == 0:
-        try:
-            asyncio.run(main())
-        finally:
-            os._exit(0 if ran[1:] == [os.getpid()] else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert in_a_child(again)
 
 
 @dataclass
@@ -237,28 +230,24 @@ def shop() -> Shop:
 
 @pytest.mark.parametrize(
     ("end", "error"),
-    [(Dead("no such bank"), "no such bank"), (OSError("away"), "OSError: away"), (Defer("1d"), "deadline: deferred")],
-    ids=["dead", "failed", "deferred"],
-)
-async def test_a_death_in_the_handler(shop: Shop, end: BaseException, error: str) -> None:
+    [
+        (Dead("no such bank"), "no such bank"), (OSError("away"), "OSError: away"),
+        (Defer("1d"), "deadline: deferred"), (None, "deadline: not after"),
+    ],
+    ids=["dead", "failed", "deferred", "before any handler saw it"],
+)  # fmt: skip
+async def test_a_death_is_told_in_the_type_that_the_hook_was_declared_with(
+    shop: Shop, end: BaseException | None, error: str
+) -> None:
     shop.end = end
     async with TimeMachine(shop.app) as machine:
         await shop.refund.schedule(Order(42), key="42", delay="0s", deadline="1h")
+        if end is None:
+            await machine.pass_unattended("2h")
         await machine.advance("0s")
     [(payload, state, why)] = shop.told
     assert (payload, state) == (Order(42), "dead")
     assert why.startswith(error)
-
-
-async def test_a_death_before_any_handler_saw_it(shop: Shop) -> None:
-    """Past its deadline nothing is delivered, and still the hook is told in the type that it was declared with."""
-    async with TimeMachine(shop.app) as machine:
-        await shop.refund.schedule(Order(42), key="42", delay="0s", deadline="1h")
-        await machine.pass_unattended("2h")
-        await machine.advance("0s")
-    [(payload, state, why)] = shop.told
-    assert (payload, state) == (Order(42), "dead")
-    assert why.startswith("deadline: not after")
 
 
 async def test_a_payload_that_nobody_could_read_is_told_as_it_is(shop: Shop) -> None:
@@ -274,9 +263,10 @@ async def test_a_payload_that_nobody_could_read_is_told_as_it_is(shop: Shop) -> 
 async def test_a_hook_that_fails_stops_nobody(
     shop: Shop, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
-    @shop.app.on_dead("order.refund")
     def second(task: Task[Order]) -> None:
         raise error
+
+    assert shop.app.on_dead("order.refund")(second) is second
 
     @shop.app.on_dead("order.refund")
     def third(task: Task[Order]) -> None:
@@ -288,12 +278,6 @@ async def test_a_hook_that_fails_stops_nobody(
         await machine.advance("0s")
     assert [state for _, state, _ in shop.told] == ["dead", "third"]
     assert "on_dead hook for order.refund/42 failed" in caplog.text
-
-
-async def test_the_hook_itself_is_given_back_as_it_is(shop: Shop) -> None:
-    def hook(task: Task[Order]) -> None: ...
-
-    assert shop.app.on_dead("order.refund")(hook) is hook
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "in the middle of a handler"])
@@ -341,40 +325,36 @@ async def test_runners_that_somebody_cancels_are_replaced() -> None:
     assert seen == ["0", "1", "2", "3", "4"]
 
 
-def test_a_handler_that_takes_no_cancel_holds_up_nobodys_end(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(world: World) -> None:
-        app, cancels, may_end = world.app(grace="1s"), list[int](), False
+@virtual
+async def test_a_handler_that_takes_no_cancel_holds_up_nobodys_end(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, cancels, may_end = world.app(grace="1s"), list[int](), False
 
-        @app.handler("deaf")
-        async def deaf(task: Task[Any]) -> None:
-            while not may_end:
-                try:
-                    await elapse(0.5)
-                except asyncio.CancelledError:
-                    cancels.append(world.elapsed)
+    @app.handler("deaf")
+    async def deaf(task: Task[Any]) -> None:
+        while not may_end:
+            try:
+                await elapse(0.5)
+            except asyncio.CancelledError:
+                cancels.append(world.elapsed)
 
-        async with app:
-            async with app.worker() as worker:
-                await deaf.schedule(None, key="k", delay="0s")
-                await world.until(lambda: worker.stats.leased == 1)
-            assert world.elapsed < 10_000
-            may_end = True
-            await elapse(1)
-            task = await app.get("deaf", "k")
-            assert task is not None
-            assert (task.state, task.attempt, worker.stats.delivered) == ("leased", 1, 0)
-        assert cancels
-
-    virtual(story)()
+    async with app:
+        async with app.worker() as worker:
+            await deaf.schedule(None, key="k", delay="0s")
+            await world.until(lambda: worker.stats.leased == 1)
+        assert world.elapsed < 10_000
+        may_end = True
+        await elapse(1)
+        task = await task_of(app, "deaf", "k")
+        assert (task.state, task.attempt, worker.stats.delivered) == ("leased", 1, 0)
+    assert cancels
     assert "deaf/k goes on although it was cancelled" in caplog.text
 
 
 async def test_a_worker_that_cannot_start_leaves_nothing_behind() -> None:
     app = Bide("memory:")
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None: ...
-
+    app.handler("work")(nothing)
     async with app:
         before = asyncio.all_tasks()
 

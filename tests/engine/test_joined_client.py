@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pytest
 import sqlalchemy
 from django.db.utils import ConnectionHandler
 from sqlalchemy.orm import Session
+from tests.engine.test_loops_and_forks import forks, in_a_child, quietly
 from tests.waiting import PATIENCE
 
 from bide import BadInput, BadPayload, Bide, Handler, NotOpen, Result, SetupError, Task
@@ -226,19 +226,14 @@ async def test_blocks_of_two_apps_stand_in_each_other(shop: Shop, tmp_path: Path
     await asyncio.to_thread(other.app.sync.close)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@forks
+@quietly
 def test_a_forked_child_and_a_closed_app_begin_anew(shop: Shop) -> None:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        with closing(sqlite3.connect(shop.path)) as own:
-            if shop.app.sync.using(own).schedule("order.close", 1, key="child", delay="1h").ok:
-                own.commit()
-                code = 0
-        os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    def scheduled() -> bool:
+        with closing(sqlite3.connect(shop.path)) as own, own:
+            return shop.app.sync.using(own).schedule("order.close", 1, key="child", delay="1h").ok
+
+    assert in_a_child(scheduled)
     shop.app.sync.close()
     assert shop.app.sync.using(shop.own).get("order.close", "child") is not None
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.engine.conftest import World, stores, virtual
+from tests.engine.conftest import World, nothing, stores, task_of, virtual
 from tests.waiting import block, elapse, forever, pause, until
 
 from bide import Bide, StoreUnavailable, Task
@@ -21,13 +20,9 @@ from bide.stores.memory import MemoryStore
 @virtual
 async def test_all_leases_are_extended_in_one_call(world: World) -> None:
     app = world.app(lease="9s")
-
-    @app.handler("slow", concurrency=50)
-    async def slow(task: Task[Any]) -> None:
-        await elapse(30)
-
+    slow = world.noted(app, "slow", takes=30, concurrency=50)
     async with app, app.worker() as worker:
-        await app.schedule_many([slow.new(None, delay="0s") for _ in range(50)])
+        await app.schedule_many([slow.handler.new(None, delay="0s") for _ in range(50)])
         await world.pause(29)
         assert world.store.calls["extend"] == 9
         await world.until(lambda: worker.stats.done == 50)
@@ -37,31 +32,27 @@ async def test_all_leases_are_extended_in_one_call(world: World) -> None:
 @virtual
 async def test_an_idle_worker_extends_nothing(world: World) -> None:
     app = world.app(lease="9s")
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None: ...
-
+    work = app.handler("work")(nothing)
     async with app, app.worker():
         await work.schedule(None, delay="1h")
         await world.pause(1_800)
         assert "extend" not in world.store.calls
 
 
-def test_a_loop_that_stood_still_longer_than_a_lease_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(world: World) -> None:
-        app = world.app(lease="9s")
+@virtual
+async def test_a_loop_that_stood_still_longer_than_a_lease_says_so(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = world.app(lease="9s")
 
-        @app.handler("busy")
-        async def busy(task: Task[Any]) -> None:
-            world.loop._jumping.now += 20  # a handler computes, and time passes without a turn for anybody else
-            await elapse(1)
+    @app.handler("busy")
+    async def busy(task: Task[Any]) -> None:
+        world.loop._jumping.now += 20  # a handler computes, and time passes without a turn for anybody else
+        await elapse(1)
 
-        async with app, app.worker() as worker:
-            await busy.schedule(None, delay="0s")
-            await worker.until_empty()
-
-    with caplog.at_level(logging.WARNING, "bide.lease_extender"):
-        virtual(story)()
+    async with app, app.worker() as worker:
+        await busy.schedule(None, delay="0s")
+        await worker.until_empty()
     assert "blocked for 17.0 s" in caplog.text
     assert "plain function" in caplog.text
 
@@ -200,41 +191,41 @@ async def test_outcomes_that_waited_for_a_store_are_told_before_a_lease_of_their
 
 
 @pytest.mark.parametrize("verb", ["extend", "purge", "announce", "get"])
-def test_a_defect_of_the_store_ends_nothing_and_is_logged(caplog: pytest.LogCaptureFixture, verb: str) -> None:
+@virtual
+async def test_a_defect_of_the_store_ends_nothing_and_is_logged(
+    world: World, caplog: pytest.LogCaptureFixture, verb: str
+) -> None:
     """As leasing goes on: loudly."""
+    app, runs = world.app(lease="3s"), list[str]()
+    done, failed = getattr(world.memory, verb, None), 0
 
-    async def story(world: World) -> None:
-        app, runs = world.app(lease="3s"), list[str]()
-        done, failed = getattr(world.memory, verb, None), 0
+    async def defective(*args: Any, **kwargs: Any) -> Any:
+        nonlocal failed
+        failed += 1
+        if failed == 2:
+            raise ValueError("a defect")
+        return await done(*args, **kwargs) if done else {}
 
-        async def defective(*args: Any, **kwargs: Any) -> Any:
-            nonlocal failed
-            failed += 1
-            if failed == 2:
-                raise ValueError("a defect")
-            return await done(*args, **kwargs) if done else {}
+    setattr(world.memory, verb, defective)
 
-        setattr(world.memory, verb, defective)
+    @app.handler("work")
+    async def work(task: Task[Any]) -> None:
+        runs.append(task.key)
+        if verb == "get":
+            await task.extend("1h")
+        await elapse(200)
 
-        @app.handler("work")
-        async def work(task: Task[Any]) -> None:
-            runs.append(task.key)
-            if verb == "get":
-                await task.extend("1h")
-            await elapse(200)
-
-        async with app, app.worker() as worker:
-            await work.schedule(None, key="k", delay="0s")
-            await worker.until_empty()
-        assert (runs, worker.stats.lost) == (["k"], 0)
-        assert failed > 2
-
-    virtual(story)()
+    async with app, app.worker() as worker:
+        await work.schedule(None, key="k", delay="0s")
+        await worker.until_empty()
+    assert (runs, worker.stats.lost) == (["k"], 0)
+    assert failed > 2
     assert "a defect" in caplog.text
 
 
 @virtual
 async def test_an_extension_never_shortens_what_a_handler_has_extended(world: World) -> None:
+    """A cancel is told within a lease all the same."""
     app, told = world.app(lease="3s"), list[int]()
 
     @app.handler("work")
@@ -242,16 +233,14 @@ async def test_an_extension_never_shortens_what_a_handler_has_extended(world: Wo
         assert await task.extend("1h")
         try:
             await forever()
-        except asyncio.CancelledError:
+        finally:
             told.append(world.elapsed)
-            raise
 
     async with app, app.worker() as worker:
         await work.schedule(None, key="k", delay="0s")
         await world.pause(60)
-        task = await app.get("work", "k")
-        assert task is not None
+        task = await task_of(app, "work", "k")
         assert (task.record.wake_at, worker.stats.lost) == (world.start + 3_600_000, 0)
         await app.cancel("work", "k")
         await world.until(lambda: bool(told))
-    assert told[0] <= 61_100, "a cancel is told within a lease all the same"
+    assert told[0] <= 61_100

@@ -85,14 +85,21 @@ async def test_in_a_forked_child_an_open_app_is_not_open(tmp_path: Path) -> None
 
         return asyncio.run(opened_here())
 
-    def blocking() -> bool:
-        return app.sync.schedule("t", key="sync", delay="1h").ok
-
     async with app:
         await app.schedule("t", key="parent", delay="1h")
         assert in_a_child(awaited)
-        assert in_a_child(blocking)
+        assert in_a_child(lambda: app.sync.schedule("t", key="sync", delay="1h").ok)
         assert sorted([task.key async for task in app.find()]) == ["child", "parent", "sync"]
+
+
+@forks
+@quietly
+def test_a_forked_child_has_a_blocking_app_of_its_own(tmp_path: Path) -> None:
+    app = Bide(f"sqlite:///{tmp_path}/tasks.db")
+    app.sync.schedule("t", key="parent", delay="1h")
+    assert in_a_child(lambda: app.sync.schedule("t", key="child", delay="1h").ok)
+    assert sorted(task.key for task in app.sync.find(topic="t")) == ["child", "parent"]
+    app.sync.close()
 
 
 @forks
@@ -290,10 +297,6 @@ async def reschedule(app: Bide, key: str) -> Any:
     return await app.reschedule(TOPIC, "known", delay="2h")
 
 
-async def cancel(app: Bide, key: str) -> Any:
-    return await app.cancel(TOPIC, key)
-
-
 async def shift(app: Bide, key: str) -> Any:
     return await app.shift("family", "1h")
 
@@ -306,7 +309,7 @@ async def find(app: Bide, key: str) -> Any:
     return [task async for task in app.find(group="family")]
 
 
-VERBS: tuple[Verb, ...] = (schedule, schedule_many, reschedule, cancel, shift, get, find)
+VERBS: tuple[Verb, ...] = (schedule, schedule_many, reschedule, shift, get, find)
 
 
 async def everybody_is_answered(app: Bide, key: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.conftest import World, stores, virtual
+from tests.engine.conftest import World, stores, task_of, virtual
 from tests.waiting import pause, until
 
 from bide import BadInput, Bide, StoreUnavailable, Task
@@ -24,22 +24,10 @@ from bide.engine.settings_store import SettingsStore
 from bide.ports import Policy
 
 
-def handled(app: Bide, topic: str, *, takes: float = 0.0, world: World) -> list[str]:
-    """The keys of what the handler of this topic was given."""
-    seen: list[str] = []
-
-    @app.handler(topic)
-    async def handle(task: Task[Any]) -> None:
-        seen.append(task.key)
-        await world.pause(takes)
-
-    return seen
-
-
 @virtual
 async def test_what_is_paused_is_held_back_and_goes_out_at_once_when_it_is_resumed(world: World) -> None:
     app = world.app()
-    slow, other = handled(app, "slow", takes=30, world=world), handled(app, "other", world=world)
+    slow, other = world.noted(app, "slow", takes=30).keys, world.noted(app, "other").keys
     async with app, app.worker() as worker:
         await app.schedule("slow", key="runs", delay="0s")
         await world.until(lambda: slow == ["runs"])
@@ -62,7 +50,7 @@ async def test_what_is_paused_is_held_back_and_goes_out_at_once_when_it_is_resum
 @virtual
 async def test_what_is_being_leased_at_that_moment_is_given_back(world: World) -> None:
     app = world.app()
-    seen = handled(app, "t", world=world)
+    seen = world.noted(app, "t").keys
     async with app, app.worker():
         await world.pause(0.5)
         world.store.latency = lambda name: 0.2 if name == "lease" else 0.0
@@ -71,8 +59,7 @@ async def test_what_is_being_leased_at_that_moment_is_given_back(world: World) -
         await app.pause("t")
         await world.pause(30)
         assert seen == []
-        task = await app.get("t", "k")
-        assert task is not None
+        task = await task_of(app, "t", "k")
         assert (task.state, task.attempt) == ("waiting", 0), "it counts for nothing"
         await app.resume("t")
         await world.until(lambda: seen == ["k"])
@@ -81,7 +68,7 @@ async def test_what_is_being_leased_at_that_moment_is_given_back(world: World) -
 @virtual
 async def test_who_leases_elsewhere_heeds_it_within_two_seconds(world: World) -> None:
     here, there = world.app(), world.app()
-    seen = handled(there, "t", world=world)
+    seen = world.noted(there, "t").keys
     async with here, there, there.worker():
         await world.pause(0.5)
         await here.pause("t")
@@ -103,7 +90,7 @@ async def test_it_survives_a_restart_and_nothing_is_leased_before_it_is_known(wo
         await app.schedule("t", key="k", delay="0s")
     for _ in range(3):
         again = world.app()
-        seen = handled(again, "t", world=world)
+        seen = world.noted(again, "t").keys
         async with again.worker() as worker:
             await world.pause(1)
             assert worker.stats.leased == 0
@@ -111,7 +98,7 @@ async def test_it_survives_a_restart_and_nothing_is_leased_before_it_is_known(wo
     async with world.app() as app:
         await app.resume("t")
     last = world.app()
-    seen = handled(last, "t", world=world)
+    seen = world.noted(last, "t").keys
     async with last.worker() as worker:
         await worker.until_empty()
     assert seen == ["k"]
@@ -129,7 +116,7 @@ async def test_while_the_store_is_away_at_the_start_nothing_is_leased(world: Wor
         return StoreUnavailable("away") if away and point == "find:before" else None
 
     again = world.app()
-    seen = handled(again, "t", world=world)
+    seen = world.noted(again, "t").keys
     world.store.fault = fault
     world.store.calls.clear()
     async with again.worker():
@@ -161,8 +148,8 @@ async def test_of_many_who_pause_at_once_one_does_it(world: World) -> None:
 @virtual
 async def test_a_backlog_that_is_held_back_costs_no_leases(world: World) -> None:
     app = world.app()
-    handled(app, "t", world=world)
-    seen = handled(app, "other", world=world)
+    world.noted(app, "t")
+    seen = world.noted(app, "other").keys
     async with app:
         await app.pause("t")
         async with app.worker():
@@ -176,54 +163,36 @@ async def test_a_backlog_that_is_held_back_costs_no_leases(world: World) -> None
             assert world.store.calls["lease"] <= 62, "once a second at most: the longest sleep"
 
 
+@pytest.mark.parametrize("topics", [["held", "other"], ["held"]], ids=["some", "all that there are"])
 @virtual
-async def test_until_empty_waits_for_what_is_held_back(world: World) -> None:
+async def test_until_empty_waits_for_what_is_held_back(world: World, topics: list[str]) -> None:
     app = world.app()
-    held, other = handled(app, "held", world=world), handled(app, "other", world=world)
+    seen = {topic: world.noted(app, topic).keys for topic in topics}
     async with app:
         await app.pause("held")
-        await app.schedule("held", key="k", delay="0s")
-        await app.schedule("other", key="k", delay="0s")
         async with app.worker() as worker:
+            await worker.until_empty()
+            for topic in topics:
+                await app.schedule(topic, key="k", delay="0s")
             empty = asyncio.ensure_future(worker.until_empty())
-            await world.until(lambda: other == ["k"])
             await world.pause(10)
+            assert seen == {"other": ["k"], "held": []} if "other" in topics else {"held": []}
             assert not empty.done()
             await app.resume("held")
             await empty
-            assert held == ["k"]
+            assert seen["held"] == ["k"]
             await app.pause("held")
             await worker.until_empty()
 
 
 @virtual
-async def test_with_all_topics_paused_a_worker_sleeps_and_until_empty_tells(world: World) -> None:
-    app = world.app()
-    seen = handled(app, "t", world=world)
-    async with app:
-        await app.pause("t")
-        async with app.worker() as worker:
-            await worker.until_empty()
-            await app.schedule("t", key="k", delay="0s")
-            empty = asyncio.ensure_future(worker.until_empty())
-            await world.pause(5)
-            assert not empty.done()
-            await app.resume("t")
-            await empty
-    assert seen == ["k"]
-
-
-@virtual
 async def test_run_once_heeds_it(world: World) -> None:
     app = world.app()
-    seen = handled(app, "t", world=world)
-    async with app, app.worker() as worker:
-        await worker.stop()
+    seen = world.noted(app, "t").keys
     async with app:
         await app.pause("t")
         await app.schedule("t", key="k", delay="0s")
-        tested = Worker(app, app.routes)
-        assert await tested.run_once() == (0, None)
+        assert await Worker(app, app.routes).run_once() == (0, None)
         assert seen == []
 
 
@@ -236,7 +205,7 @@ async def test_a_lease_that_ends_is_not_given_out_again_while_it_is_paused(world
         await app.store.lease({"t": 1}, now=now, until=now + 10_000, holder="died")
         await app.pause("t")
         again = world.app(lease="10s")
-        seen = handled(again, "t", world=world)
+        seen = world.noted(again, "t").keys
         async with again.worker():
             await world.pause(60)
             assert seen == []
@@ -315,39 +284,34 @@ async def test_what_is_no_topic_is_refused_and_what_is_no_pause_passed_over(
         assert caplog.text.count("cannot be read and is passed over") == 3
 
 
-def test_a_worker_says_when_it_holds_back(caplog: pytest.LogCaptureFixture) -> None:
+@virtual
+async def test_a_worker_says_when_it_holds_back(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "bide.pauses")
-
-    async def story(world: World) -> None:
-        app = world.app(actor="anna")
-        handled(app, "t", world=world)
-        async with app, app.worker():
-            await app.pause("t")
-            await app.pause("somebody else's")
-            await app.resume("t")
-
-    virtual(story)()
+    app = world.app(actor="anna")
+    world.noted(app, "t")
+    async with app, app.worker():
+        await app.pause("t")
+        await app.pause("somebody else's")
+        await app.resume("t")
     assert [record.message.partition(":")[0] for record in caplog.records] == ["t is held back", "t is resumed"]
     assert caplog.records[0].message.endswith(" by anna")
 
 
-def test_while_pauses_cannot_be_read_what_was_known_holds(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(world: World) -> None:
-        app = world.app()
-        seen = handled(app, "t", world=world)
-        async with app:
-            await app.pause("t")
-            async with app.worker():
-                await app.schedule("t", key="k", delay="0s")
-                await world.pause(1)
-                world.store.fault = lambda point: StoreUnavailable("away") if point.startswith("find") else None
-                await world.pause(20)
-                assert seen == []
-                await app.resume("t")  # done, though nobody can see it yet
-                world.store.fault = lambda _: None
-                await world.until(lambda: seen == ["k"])
-
-    virtual(story)()
+@virtual
+async def test_while_pauses_cannot_be_read_what_was_known_holds(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    app = world.app()
+    seen = world.noted(app, "t").keys
+    async with app:
+        await app.pause("t")
+        async with app.worker():
+            await app.schedule("t", key="k", delay="0s")
+            await world.pause(1)
+            world.store.fault = lambda point: StoreUnavailable("away") if point.startswith("find") else None
+            await world.pause(20)
+            assert seen == []
+            await app.resume("t")  # done, though nobody can see it yet
+            world.store.fault = lambda _: None
+            await world.until(lambda: seen == ["k"])
     assert "reading the pauses failed, trying again in 2 s" in caplog.text
 
 

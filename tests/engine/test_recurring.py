@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.conftest import World, stores, virtual
+from tests.engine.conftest import World, nothing, stores, virtual
 from tests.service.calling import running
 from tests.waiting import until
 
-from bide import Answer, At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Result, Task
+from bide import Answer, At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Handler, Result, Task
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.core.outcomes import Done, Outcome
 from bide.core.records import Lease
@@ -47,6 +47,8 @@ class Runs:
             self.ended += 1
             return self.outcomes.get(self.minutes[-1])
 
+        self.handler: Handler[Any] = handle
+
     @property
     def minutes(self) -> list[float]:
         found = []
@@ -56,17 +58,13 @@ class Runs:
         return found
 
 
-def app_of(world: World, **settings: Any) -> Bide:
-    return world.app(world.memory, **settings)
-
-
 def counted(events: list[Any], kind: str) -> list[str]:
     return [event.what for event in reversed(events) if event.kind == kind]
 
 
 @virtual
 async def test_each_instant_runs_once_under_one_key_and_a_new_id(world: World) -> None:
-    app = app_of(world)
+    app = world.app()
     runs = Runs(world, app)
     async with app, app.worker():
         answer = await app.recurring.add("t", Every("1m"), {"n": 1}, key="k", group="g")
@@ -82,16 +80,6 @@ async def test_each_instant_runs_once_under_one_key_and_a_new_id(world: World) -
         assert await app.recurring.next("t", "k", n=2) == [as_datetime(world.start + 60_000 * n) for n in (6, 7)]
 
 
-@virtual
-async def test_a_long_run_does_not_shift_the_next_instants(world: World) -> None:
-    app = app_of(world)
-    runs = Runs(world, app, takes=20)
-    async with app, app.worker():
-        await app.recurring.add("t", Every("1m"))
-        await world.pause(3.5 * MINUTE)
-    assert runs.started == [60_000, 120_000, 180_000]
-
-
 @pytest.mark.parametrize(
     ("overlap", "expected", "starts"),
     [
@@ -101,29 +89,28 @@ async def test_a_long_run_does_not_shift_the_next_instants(world: World) -> None
         ("cancel_running", [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8]),
     ],
 )
-def test_what_comes_while_one_runs(overlap: str, expected: list[float], starts: list[float]) -> None:
-    @virtual
-    async def test(world: World) -> None:
-        app = app_of(world)
-        runs = Runs(world, app, takes=2.5 * MINUTE)
-        async with app, app.worker():
-            await app.recurring.add("t", Every("1m"), overlap=overlap)
-            await world.pause(8.4 * MINUTE)
-            assert runs.minutes == expected
-            assert [round(at / 60_000, 2) for at in runs.started] == starts
-            dropped = counted(await app.events(), "dropped")
-            assert len({task.id for task in runs.tasks}) == len(runs.tasks)
-            if overlap == "skip":
-                assert dropped == ["overlap: 2 occurrences did not run"] * 2
-            if overlap == "cancel_running":
-                assert dropped == ["overlap: the occurrence was cancelled by the next one"] * 7
-                assert runs.ended == 0
-            if overlap in ("queue", "allow"):
-                assert not dropped
-            if overlap == "allow":
-                assert {task.key for task in runs.tasks} == {f"t@{one}" for one in written(world, range(1, 9))}
-
-    test()
+@virtual
+async def test_what_comes_while_one_runs(
+    world: World, overlap: str, expected: list[float], starts: list[float]
+) -> None:
+    app = world.app()
+    runs = Runs(world, app, takes=2.5 * MINUTE)
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1m"), overlap=overlap)
+        await world.pause(8.4 * MINUTE)
+        assert runs.minutes == expected
+        assert [round(at / 60_000, 2) for at in runs.started] == starts
+        dropped = counted(await app.events(), "dropped")
+        assert len({task.id for task in runs.tasks}) == len(runs.tasks)
+        if overlap == "skip":
+            assert dropped == ["overlap: 2 occurrences did not run"] * 2
+        if overlap == "cancel_running":
+            assert dropped == ["overlap: the occurrence was cancelled by the next one"] * 7
+            assert runs.ended == 0
+        if overlap in ("queue", "allow"):
+            assert not dropped
+        if overlap == "allow":
+            assert {task.key for task in runs.tasks} == {f"t@{one}" for one in written(world, range(1, 9))}
 
 
 def written(world: World, minutes: range) -> list[str]:
@@ -144,27 +131,26 @@ def written(world: World, minutes: range) -> list[str]:
         ({"catch_up": "latest", "deadline": "10m"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
     ],
 )
-def test_after_an_outage_of_three_hours(how: dict[str, Any], ran: list[float], dropped: list[str]) -> None:
-    @virtual
-    async def test(world: World) -> None:
-        app = app_of(world)
-        runs = Runs(world, app)
-        async with app:
-            async with app.worker():
-                await app.recurring.add("t", Every("5m"), **how)
-                await world.pause(7 * MINUTE)
-            await world.pause(184.5 * MINUTE)
-            async with app.worker():
-                await world.pause(4 * MINUTE)
-            assert runs.minutes == ran
-            assert counted(await app.events(), "dropped") == dropped
-
-    test()
+@virtual
+async def test_after_an_outage_of_three_hours(
+    world: World, how: dict[str, Any], ran: list[float], dropped: list[str]
+) -> None:
+    app = world.app()
+    runs = Runs(world, app)
+    async with app:
+        async with app.worker():
+            await app.recurring.add("t", Every("5m"), **how)
+            await world.pause(7 * MINUTE)
+        await world.pause(184.5 * MINUTE)
+        async with app.worker():
+            await world.pause(4 * MINUTE)
+        assert runs.minutes == ran
+        assert counted(await app.events(), "dropped") == dropped
 
 
 @virtual
 async def test_a_dead_occurrence_does_not_end_the_rule_unless_asked(world: World) -> None:
-    app = app_of(world)
+    app = world.app()
     dead: list[tuple[str, str | None]] = []
     for topic in ("goes_on", "ends"):
         runs = Runs(world, app, topic)
@@ -188,7 +174,7 @@ async def test_a_dead_occurrence_does_not_end_the_rule_unless_asked(world: World
 
 @virtual
 async def test_a_rule_that_ends_leaves_a_done_task_or_nothing(world: World) -> None:
-    app = app_of(world, keep_done="1h")
+    app = world.app(keep_done="1h")
     runs = Runs(world, app)
     async with app, app.worker():
         times = [as_datetime(world.start + 60_000 * n) for n in (1, 3)]
@@ -203,7 +189,7 @@ async def test_a_rule_that_ends_leaves_a_done_task_or_nothing(world: World) -> N
 
 @virtual
 async def test_a_change_moves_the_next_occurrence_and_the_same_again_moves_nothing(world: World) -> None:
-    app = app_of(world)
+    app = world.app()
     runs = Runs(world, app)
     async with app, app.worker():
         first = await app.recurring.add("t", Every("10m"), "a", group="g")
@@ -220,7 +206,7 @@ async def test_a_change_moves_the_next_occurrence_and_the_same_again_moves_nothi
 @virtual
 async def test_a_change_at_the_instant_neither_loses_nor_doubles_the_occurrence(world: World) -> None:
     """Due and waiting for its jitter, due without a worker, running: it runs once, and then the new rule holds."""
-    app = app_of(world)
+    app = world.app()
     async with app:
         jittered = Every("10m", jitter="5m")
         key = next(f"k{n}" for n in range(99) if jittered.fires_at(0, f"k{n}") > 240_000)
@@ -242,7 +228,7 @@ async def test_a_change_at_the_instant_neither_loses_nor_doubles_the_occurrence(
 
 @virtual
 async def test_pause_resume_skip_run_now_backfill_and_remove(world: World) -> None:
-    app = app_of(world)
+    app = world.app()
     runs = Runs(world, app)
     recurring = app.recurring
     async with app, app.worker():
@@ -278,7 +264,7 @@ async def test_pause_resume_skip_run_now_backfill_and_remove(world: World) -> No
 
 @virtual
 async def test_fire_now_brings_the_planned_occurrence_beside_another(world: World) -> None:
-    app = app_of(world)
+    app = world.app()
     runs = Runs(world, app)
     async with app, app.worker():
         await app.recurring.add("t", Every("10m"))
@@ -291,20 +277,12 @@ async def test_fire_now_brings_the_planned_occurrence_beside_another(world: Worl
 @virtual
 async def test_declared_rules_survive_deploys_side_by_side_and_orphans_are_pruned(world: World) -> None:
     def version(length: str, *, also: bool) -> tuple[Bide, Runs]:
-        app = app_of(world)
+        app = world.app()
         runs = Runs(world, app)
-        app.recurs(Every(length), topic="t", payload=length)(handled(app, "t"))
+        app.recurs(Every(length), topic="t", payload=length)(runs.handler)
         if also:
-            app.every("1m", topic="gone", key="gone")(handled(app, "gone"))
+            app.every("1m", topic="gone", key="gone")(app.handler("gone")(nothing))
         return app, runs
-
-    def handled(app: Bide, topic: str) -> Any:
-        if topic not in app.routes:
-
-            @app.handler(topic)
-            async def nothing(task: Task[Any]) -> None: ...
-
-        return next_handler(app, topic)
 
     old, old_runs = version("2m", also=True)
     new, new_runs = version("3m", also=False)
@@ -321,15 +299,9 @@ async def test_declared_rules_survive_deploys_side_by_side_and_orphans_are_prune
             assert await old.orphaned() == []
 
 
-def next_handler(app: Bide, topic: str) -> Any:
-    from bide.app import Handler
-
-    return Handler(app, topic, lambda task: None, app._sinks[topic])
-
-
 @virtual
 async def test_a_program_outlives_its_rules_and_one_key_has_one_rule(world: World) -> None:
-    app = app_of(world)
+    app = world.app()
 
     @app.recurs(Every("1m", until="2020-01-01T00:00:00Z"))
     async def ended(task: Task[Any]) -> None:
@@ -349,7 +321,7 @@ async def test_a_program_outlives_its_rules_and_one_key_has_one_rule(world: Worl
 
 @virtual
 async def test_a_consumer_over_the_long_poll_settles_a_recurring_task_plainly(world: World) -> None:
-    app = app_of(world)
+    app = world.app()
     async with app:
         await app.recurring.add("t", Every("1m"), key="k")
         polls = [LongPoll(app, policy_of=lambda _: Policy(policy(None))) for _ in range(2)]
@@ -369,7 +341,7 @@ async def test_a_consumer_over_the_long_poll_settles_a_recurring_task_plainly(wo
 @virtual
 async def test_a_start_of_an_own_occurrence_that_is_repeated_after_a_crash_finds_it(world: World) -> None:
     """A process dies after it added the occurrence and before it settled; meanwhile the occurrence runs and ends."""
-    app = app_of(world, keep_done="0s")
+    app = world.app(keep_done="0s")
     runs = Runs(world, app)
     async with app:
         await app.recurring.add("t", Every("1m"), overlap="allow")
@@ -385,23 +357,16 @@ async def test_a_start_of_an_own_occurrence_that_is_repeated_after_a_crash_finds
         assert runs.minutes == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"catch_up": "some"}, "catch_up"),
-        ({"overlap": "maybe"}, "overlap"),
-        ({"most": 0}, "most"),
-        ({"window": "soon"}, "window"),
-        ({"deadline": -1}, "deadline"),
-        ({"key": "k" * 176}, "key"),
-        ({"retry": "often"}, "retry"),
-    ],
-)
-def test_a_wrong_option_is_refused_by_its_name(options: dict[str, Any], field: str) -> None:
+def test_a_wrong_option_is_refused_by_its_name() -> None:
     app = Bide("memory:")
-    with pytest.raises(BadInput) as refused:
-        app.recurring.new("t", Every("1m"), **options)
-    assert refused.value.field == field
+    wrong: dict[str, Any] = {
+        "catch_up": "some", "overlap": "maybe", "most": 0, "window": "soon", "deadline": -1, "key": "k" * 176,
+        "retry": "often",
+    }  # fmt: skip
+    for field, value in wrong.items():
+        with pytest.raises(BadInput) as refused:
+            app.recurring.new("t", Every("1m"), **{field: value})
+        assert refused.value.field == field
     with pytest.raises(BadInput, match="rule"):
         app.recurring.new("t", "0 8 * * *")  # type: ignore[arg-type]
 
@@ -454,7 +419,7 @@ async def steering(verb: Awaitable[Answer]) -> bool:
 
 @virtual
 async def test_a_paused_task_that_is_fired_by_hand_runs_once_and_is_paused_again(world: World) -> None:
-    app = app_of(world)
+    app = world.app()
     runs = Runs(world, app)
     async with app, app.worker():
         await app.recurring.add("t", Every("1m"))

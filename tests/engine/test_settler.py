@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.engine.conftest import nothing
 from tests.waiting import forever, until
 
-from bide import Bide, StoreUnavailable, Task
+from bide import Bide, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import OutcomeKind, Settlement
 from bide.engine.delivery.settler import Settler
@@ -46,10 +47,7 @@ class TwoParts(MemoryStore):
 async def test_who_is_away_holds_back_nobody_else() -> None:
     store = TwoParts()
     app = Bide(store)
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None: ...
-
+    app.handler("work")(nothing)
     async with app, app.worker() as worker:
         try:
             for name in ("away-1", "here-1"):

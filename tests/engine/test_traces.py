@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.engine.conftest import World, stores, virtual
+from tests.engine.conftest import World, stores, task_of, virtual
 
 from bide import Bide, Retry, Task
 from bide.core.names import TRACE
@@ -122,26 +122,23 @@ async def test_the_last_trace_stays_with_the_task_and_out_of_its_error(store_url
         assert [event.what for event in events if "Traceback" in event.what or "\x1f" in event.what] == []
 
 
-def test_no_trace_where_it_is_turned_off_or_an_outcome_was_raised() -> None:
-    async def story(world: World) -> None:
-        for place, (raises, settings) in enumerate([(look_up, {"traces": "off"}), (refuse, {})]):
-            app = world.app(**settings)
-
-            @app.handler(f"work {place}", retry="never")
-            async def work(task: Task[Any]) -> None:
-                raises()  # noqa: B023 - it is over before the next round
-
-            async with app, app.worker() as worker:
-                await work.schedule(None, key="k", delay="0s")
-                await worker.until_empty()
-                task = await app.get(f"work {place}", "k")
-                assert task is not None
-                assert task.trace is None
-                assert task.error in ("LookupError: no such order", said)
-
+@virtual
+async def test_no_trace_where_it_is_turned_off_or_an_outcome_was_raised(world: World) -> None:
     said = "sh failed:\nTraceback (most recent call last):\n x"
 
     def refuse() -> None:
         raise Retry(said)
 
-    virtual(story)()
+    for place, (raises, settings) in enumerate([(look_up, {"traces": "off"}), (refuse, {})]):
+        app = world.app(**settings)
+
+        @app.handler(f"work {place}", retry="never")
+        async def work(task: Task[Any]) -> None:
+            raises()  # noqa: B023 - it is over before the next round
+
+        async with app, app.worker() as worker:
+            await work.schedule(None, key="k", delay="0s")
+            await worker.until_empty()
+            task = await task_of(app, f"work {place}", "k")
+            assert task.trace is None
+            assert task.error in ("LookupError: no such order", said)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.engine.conftest import World, virtual
+from tests.engine.conftest import World, nothing, virtual
 from tests.waiting import elapse
 
 from bide import Defer, Done, Fixed, Task
@@ -16,10 +16,7 @@ from bide.core.records import OutcomeKind, Settlement, State
 @virtual
 async def test_of_nothing_it_returns_at_once(world: World) -> None:
     app = world.app()
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None: ...
-
+    app.handler("work")(nothing)
     async with app, app.worker() as worker:
         await worker.until_empty()
         await world.pause(100)
@@ -52,35 +49,27 @@ async def test_it_waits_for_the_last_and_for_every_retry_of_it(world: World) -> 
 @virtual
 async def test_asked_again_right_after_a_schedule_it_waits_again(world: World) -> None:
     """What it knew before the schedule counts no more, whether or not the notifications have come yet."""
-    app, ended = world.app(), []
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None:
-        ended.append(task.key)
-
+    app = world.app()
+    work = world.noted(app, "work")
     async with app, app.worker() as worker:
         await worker.until_empty()
         for number in range(10):
-            await work.schedule(None, key=str(number), delay="5s")
+            await work.handler.schedule(None, key=str(number), delay="5s")
             await worker.until_empty()
-            assert len(ended) == number + 1
+            assert len(work.keys) == number + 1
         assert world.elapsed == pytest.approx(50_000, abs=100)
 
 
 @virtual
 async def test_also_when_the_notifications_are_lost(world: World) -> None:
     world.store.deaf = True
-    app, ended = world.app(max_sleep="1h"), []
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None:
-        ended.append(task.key)
-
+    app = world.app(max_sleep="1h")
+    work = world.noted(app, "work")
     async with app, app.worker() as worker:
         await world.pause(1)
-        await work.schedule(None, key="k", delay="5s")
+        await work.handler.schedule(None, key="k", delay="5s")
         await worker.until_empty()
-        assert ended == ["k"]
+        assert work.keys == ["k"]
 
 
 @virtual
@@ -119,17 +108,12 @@ async def test_what_a_handler_schedules_is_waited_for(world: World) -> None:
 
 @virtual
 async def test_more_than_there_are_slots(world: World) -> None:
-    app, ended = world.app(concurrency=20), []
-
-    @app.handler("work", concurrency=5)
-    async def work(task: Task[Any]) -> None:
-        await elapse(1)
-        ended.append(task.key)
-
+    app = world.app(concurrency=20)
+    work = world.noted(app, "work", takes=1, concurrency=5)
     async with app, app.worker() as worker:
-        await app.schedule_many([work.new(None, delay="0s") for _ in range(52)])
+        await app.schedule_many([work.handler.new(None, delay="0s") for _ in range(52)])
         await worker.until_empty()
-        assert len(ended) == 52
+        assert len(work.keys) == worker.stats.done == 52
         assert world.elapsed == pytest.approx(11_000, abs=20)
 
 
@@ -137,9 +121,7 @@ async def test_more_than_there_are_slots(world: World) -> None:
 async def test_a_flood_that_is_past_its_deadline(world: World) -> None:
     """Every slot is filled with what must not be delivered any more: nothing runs, and yet there is more to come."""
     app, mourned = world.app(), []
-
-    @app.handler("remind", concurrency=10)
-    async def remind(task: Task[Any]) -> None: ...
+    remind = app.handler("remind", concurrency=10)(nothing)
 
     @app.on_dead("remind")
     def mourn(task: Task[Any]) -> None:
@@ -156,10 +138,7 @@ async def test_a_flood_that_is_past_its_deadline(world: World) -> None:
 @virtual
 async def test_what_another_worker_holds_is_waited_for(world: World) -> None:
     app = world.app(max_sleep="1s", lease="1h")
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None: ...
-
+    work = app.handler("work")(nothing)
     async with app:
         await work.schedule(None, key="k", delay="0s")
         now = world.clock.now()
@@ -178,45 +157,39 @@ async def test_what_another_worker_holds_is_waited_for(world: World) -> None:
 
 @virtual
 async def test_what_another_worker_lost_is_delivered_first(world: World) -> None:
-    app, ended = world.app(), []
+    app, given = world.app(), list[Task[Any]]()
 
     @app.handler("work")
     async def work(task: Task[Any]) -> None:
-        ended.append(task.attempt)
+        given.append(task)
 
     async with app:
         await work.schedule(None, key="k", delay="0s")
         now = world.clock.now()
-        await world.memory.lease({"work": 1}, now=now, until=now + 30_000, holder="killed")
+        lost = await world.memory.lease({"work": 1}, now=now, until=now + 30_000, holder="killed")
         async with app.worker() as worker:
             await worker.until_empty()
-        assert ended == [2]
         assert world.elapsed == pytest.approx(30_000, abs=5)
+    [task] = given
+    assert (task.attempt, task.record.losses) == (2, 1)
+    assert task.token > lost.tasks[0].token
 
 
 @virtual
 async def test_two_workers_share_the_work_and_both_see_its_end(world: World) -> None:
-    app, ended = world.app(max_sleep="1s"), []
-
-    @app.handler("work", concurrency=3)
-    async def work(task: Task[Any]) -> None:
-        await elapse(1)
-        ended.append(task.key)
-
+    app = world.app(max_sleep="1s")
+    work = world.noted(app, "work", takes=1, concurrency=3)
     async with app, app.worker() as first, app.worker() as second:
-        await app.schedule_many([work.new(None, delay="0s") for _ in range(60)])
+        await app.schedule_many([work.handler.new(None, delay="0s") for _ in range(60)])
         await asyncio.gather(first.until_empty(), second.until_empty())
-        assert len(ended) == 60
+        assert len(work.keys) == 60
         assert first.stats.done + second.stats.done == 60
 
 
 @virtual
 async def test_several_may_wait_and_one_may_give_up(world: World) -> None:
     app = world.app()
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None: ...
-
+    work = app.handler("work")(nothing)
     async with app, app.worker() as worker:
         await work.schedule(None, key="k", delay="10s")
         patient = [asyncio.create_task(worker.until_empty()) for _ in range(3)]
@@ -233,13 +206,8 @@ async def test_several_may_wait_and_one_may_give_up(world: World) -> None:
 @virtual
 async def test_topics_of_others_are_not_waited_for(world: World) -> None:
     app = world.app()
-
-    @app.handler("mine")
-    async def mine(task: Task[Any]) -> None: ...
-
-    @app.handler("not here")
-    async def elsewhere(task: Task[Any]) -> None: ...
-
+    mine = app.handler("mine")(nothing)
+    elsewhere = app.handler("not here")(nothing)
     async with app:
         await app.schedule("nobody's", delay="0s")
         await elsewhere.schedule(None, delay="0s")
@@ -253,10 +221,7 @@ async def test_topics_of_others_are_not_waited_for(world: World) -> None:
 @virtual
 async def test_a_worker_that_stops_first_says_so(world: World) -> None:
     app = world.app()
-
-    @app.handler("work")
-    async def work(task: Task[Any]) -> None: ...
-
+    work = app.handler("work")(nothing)
     async with app:
         await work.schedule(None, key="k", delay="1h")
         async with app.worker() as worker:

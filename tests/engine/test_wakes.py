@@ -25,26 +25,21 @@ from bide.core.records import Record, Settlement
 from bide.core.retry import policy
 from bide.engine.delivery.lease_loop import DescriptorAlarm, LoopAlarm, Waker, new_alarm
 from bide.engine.delivery.long_poll import LongPoll
-from bide.ports import Clock, Policy
+from bide.ports import Policy
 from bide.testing.virtual import VirtualLoop, run_virtual
 
 
 @virtual
 async def test_a_notification_an_alarm_and_the_cap_are_told_apart(world: World) -> None:
     app = world.app(max_sleep="5s")
-    fired: list[int] = []
-
-    @app.handler("post")
-    async def post(task: Task[Any]) -> None:
-        fired.append(world.elapsed)
-
+    post = world.noted(app, "post")
     async with app:
-        await post.schedule(None, key="known", delay="2s")
+        await post.handler.schedule(None, key="known", delay="2s")
         async with app.worker() as worker:
-            await world.until(lambda: len(fired) == 1)
+            await world.until(lambda: len(post.at) == 1)
             assert (worker.wakes.by_alarm, worker.wakes.by_notification, worker.wakes.by_cap) == (1, 0, 0)
-            await post.schedule(None, key="told", delay="3s")
-            await world.until(lambda: len(fired) == 2)
+            await post.handler.schedule(None, key="told", delay="3s")
+            await world.until(lambda: len(post.at) == 2)
             assert (worker.wakes.by_alarm, worker.wakes.by_notification, worker.wakes.by_cap) == (1, 1, 0)
             assert worker.wakes.notifications == 1
             assert worker.wakes.heard_at is not None
@@ -58,17 +53,12 @@ async def test_a_notification_an_alarm_and_the_cap_are_told_apart(world: World) 
 async def test_what_was_due_during_a_whole_sleep_was_missed(world: World) -> None:
     world.store.deaf = True
     app = world.app(max_sleep="10s")
-    fired: list[int] = []
-
-    @app.handler("post")
-    async def post(task: Task[Any]) -> None:
-        fired.append(world.elapsed)
-
+    post = world.noted(app, "post")
     async with app, app.worker() as worker:
         await world.pause(1)
-        await post.schedule(None, key="a", delay="2s")
-        await world.until(lambda: len(fired) == 1)
-        assert fired == [10_000]
+        await post.handler.schedule(None, key="a", delay="2s")
+        await world.until(lambda: len(post.at) == 1)
+        assert post.at == [10_000]
         assert worker.wakes.missed == 1
         assert worker.wakes.notifications == 0
         await world.pause(20)
@@ -219,12 +209,6 @@ class Full:
 async def test_without_such_timers_the_loop_does_it(library: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: library())
     assert isinstance(new_alarm(lambda: None), LoopAlarm)
-
-
-@pytest.mark.parametrize("clock", [SystemClock(), ScaledClock(60), ScaledClock(0.5)], ids=["real", "fast", "slow"])
-def test_they_are_clocks(clock: Clock) -> None:
-    assert isinstance(clock, Clock)
-    assert isinstance(clock.now(), int)
 
 
 def test_the_machines_clock_is_rounded_down(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine.conftest import nothing, task_of
 
 from bide import BadInput, Bide, Defer, Done, Retry, Task
 from bide.core.instants import When
@@ -35,10 +36,7 @@ def utc(day: int, hour: int, minute: int = 0) -> datetime:
 )
 async def test_each_verb_takes_them(at: When, zone: str | None, due: datetime) -> None:
     app = Bide("memory:")
-
-    @app.handler("t")
-    async def handle(task: Task[Any]) -> None: ...
-
+    handle = app.handler("t")(nothing)
     async with TimeMachine(app, start=START):
         made = await app.schedule("t", key="a", at=at, zone=zone)
         assert made.task is not None
@@ -46,8 +44,7 @@ async def test_each_verb_takes_them(at: When, zone: str | None, due: datetime) -
         await handle.schedule(None, key="b", at=at, zone=zone)
         await app.schedule_many([handle.new(None, key="c", at=at, zone=zone)])
         await app.schedule("t", key="d", delay="1m", deadline=at, zone=zone)
-        found = await app.get("t", "d")
-        assert found is not None
+        found = await task_of(app, "t", "d")
         assert found.deadline == due
         for key in ("e", "f"):
             await app.schedule("t", key=key, delay="1h")
@@ -110,8 +107,7 @@ async def test_a_deadline_ends_what_an_outcome_moves_past_it() -> None:
     async with TimeMachine(app, start=START) as machine:
         await handle.schedule(None, key="a", delay="0s", deadline="22:00 Europe/Rome")
         await machine.advance("0s")
-        found = await app.get("t", "a")
-        assert found is not None
+        found = await task_of(app, "t", "a")
         assert (found.state, found.error) == ("dead", "deadline: deferred past it")
 
 

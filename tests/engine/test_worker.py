@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.engine.conftest import World, virtual
+from tests.engine.conftest import World, nothing, task_of, virtual
 from tests.waiting import PATIENCE, elapse, forever
 
 from bide import Dead, Defer, Done, Fixed, Ladder, Retry, StoreUnavailable, Task
@@ -21,35 +21,25 @@ from bide.stores.memory import MemoryStore
 @virtual
 async def test_each_delivery_starts_at_its_own_millisecond(world: World) -> None:
     app = world.app(max_sleep="1h")
-    fired: list[tuple[str, int]] = []
-
-    @app.handler("post")
-    async def post(task: Task[Any]) -> None:
-        fired.append((task.key, world.elapsed))
-
+    post = world.noted(app, "post")
     async with app, app.worker():
         for key, delay in (("late", "2h"), ("soon", "20ms"), ("hour", "1h"), ("now", "0s")):
-            await post.schedule(None, key=key, delay=delay)
-        await world.until(lambda: len(fired) == 4)
-    assert fired == [("now", 0), ("soon", 20), ("hour", 3_600_000), ("late", 7_200_000)]
+            await post.handler.schedule(None, key=key, delay=delay)
+        await world.until(lambda: len(post.keys) == 4)
+    assert (post.keys, post.at) == (["now", "soon", "hour", "late"], [0, 20, 3_600_000, 7_200_000])
 
 
 @virtual
 async def test_an_earlier_task_cuts_the_sleep_short(world: World) -> None:
     app = world.app()
-    fired: list[tuple[str, int]] = []
-
-    @app.handler("post")
-    async def post(task: Task[Any]) -> None:
-        fired.append((task.key, world.elapsed))
-
+    post = world.noted(app, "post")
     async with app, app.worker():
-        await post.schedule(None, key="late", delay="1h")
+        await post.handler.schedule(None, key="late", delay="1h")
         await world.pause(0.1)
-        await post.schedule(None, key="early", delay="50ms")
+        await post.handler.schedule(None, key="early", delay="50ms")
         await app.reschedule("post", "late", delay="200ms")
-        await world.until(lambda: len(fired) == 2)
-    assert fired == [("early", 150), ("late", 300)]
+        await world.until(lambda: len(post.keys) == 2)
+    assert (post.keys, post.at) == (["early", "late"], [150, 300])
 
 
 @virtual
@@ -95,29 +85,23 @@ async def test_lateness_is_from_the_planned_time_to_the_start(world: World) -> N
 @virtual
 async def test_losing_every_wake_up_costs_at_most_the_cap(world: World) -> None:
     world.store.deaf = True
-    app = world.app(max_sleep="400ms")
-    fired: list[int] = []
-
-    @app.handler("post")
-    async def post(task: Task[Any]) -> None:
-        fired.append(world.clock.now() - task.record.planned_at)
-
+    app, due = world.app(max_sleep="400ms"), list[int]()
+    post = world.noted(app, "post")
     async with app, app.worker():
         for _ in range(20):
             await world.pause(0.137)
-            await post.schedule(None, delay="0s")
-        await world.until(lambda: len(fired) == 20)
-    assert max(fired) <= 400
-    assert max(fired) > 0, "every wake-up was meant to be lost"
+            due.append(world.elapsed)
+            await post.handler.schedule(None, delay="0s")
+        await world.until(lambda: len(post.at) == 20)
+    late = [at - planned for at, planned in zip(post.at, due, strict=True)]
+    assert max(late) <= 400
+    assert max(late) > 0, "every wake-up was meant to be lost"
 
 
 @virtual
 async def test_an_idle_worker_asks_no_more_often_than_the_cap(world: World) -> None:
     app = world.app(max_sleep="1s")
-
-    @app.handler("post")
-    async def post(task: Task[Any]) -> None: ...
-
+    post = app.handler("post")(nothing)
     async with app, app.worker():
         await post.schedule(None, delay="1d")
         await world.pause(1)
@@ -144,8 +128,7 @@ async def test_the_ladder_is_climbed_rung_by_rung_and_ends_dead(world: World) ->
     async with app, app.worker():
         await notify.schedule(None, key="p1", delay="0s")
         await world.until(lambda: bool(mourned))
-        task = await app.get("notify", "p1")
-        assert task is not None
+        task = await task_of(app, "notify", "p1")
         assert (task.state, task.error, task.failures) == ("dead", "ConnectionError: merchant is away", 4)
         events = await app.events("notify", "p1")
         assert [event.kind for event in events] == ["dead", "retry", "retry", "retry"]
@@ -172,8 +155,7 @@ async def test_outcomes_count_alike_returned_or_raised(world: World, raised: boo
         first = (await work.schedule(None, key="k", delay="0s")).task
         await world.until(lambda: len(seen) == 4)
         await world.pause(0.01)
-        task = await app.get("work", "k")
-        assert task is not None
+        task = await task_of(app, "work", "k")
         assert (task.state, task.error) == ("dead", "hopeless")
         assert first is not None
         assert task.id != first.id, "Done(again) starts a new life"
@@ -181,67 +163,40 @@ async def test_outcomes_count_alike_returned_or_raised(world: World, raised: boo
 
 
 @virtual
-async def test_what_a_dead_worker_held_comes_back_when_its_lease_ends(world: World) -> None:
-    app, fired = world.app(lease="10s"), []
-
-    @app.handler("post")
-    async def post(task: Task[Any]) -> None:
-        fired.append((world.elapsed, task.attempt, task.record.losses, task.token))
-
-    async with app:
-        await post.schedule(None, key="k", delay="0s")
-        now = world.clock.now()
-        lost = await world.memory.lease({"post": 1}, now=now, until=now + 10_000, holder="killed")
-        async with app.worker():
-            await world.until(lambda: bool(fired))
-    assert fired[0][:3] == (10_000, 2, 1)
-    assert fired[0][3] > lost.tasks[0].token
-
-
-@virtual
 async def test_losses_in_a_row_are_bounded(world: World) -> None:
-    app, ran = world.app(lease="1s"), []
-
-    @app.handler("poison", losses=3)
-    async def poison(task: Task[Any]) -> None:
-        ran.append(task.attempt)
-
+    app = world.app(lease="1s")
+    poison = world.noted(app, "poison", losses=3)
     async with app:
-        await poison.schedule(None, key="k", delay="0s")
+        await poison.handler.schedule(None, key="k", delay="0s")
         for _ in range(3):
             now = world.clock.now()
             await world.memory.lease({"poison": 1}, now=now, until=now + 1_000, holder="killed")
             await world.pause(1)
         async with app.worker():
             await world.pause(5)
-            task = await app.get("poison", "k")
-            assert task is not None
-            assert (task.state, ran) == ("dead", [])
+            task = await task_of(app, "poison", "k")
+            assert (task.state, poison.keys) == ("dead", [])
             assert "holder lost" in (task.error or "")
 
 
 @virtual
 async def test_a_cancel_reaches_the_running_handler_within_a_lease(world: World) -> None:
-    app, ended = world.app(lease="9s"), []
+    app, ended = world.app(lease="9s"), list[int]()
 
     @app.handler("slow")
     async def slow(task: Task[Any]) -> None:
         try:
             await forever()
-        except asyncio.CancelledError:
+        finally:
             ended.append(world.elapsed)
-            raise
 
     async with app, app.worker() as worker:
         await slow.schedule(None, key="k", delay="0s")
         await world.pause(60)
-        answer = await app.cancel("slow", "k")
-        assert answer.result == "cancelled_while_leased"
+        assert (await app.cancel("slow", "k")).result == "cancelled_while_leased"
         await world.until(lambda: bool(ended))
         await world.pause(1)
-        task = await app.get("slow", "k")
-        assert task is not None
-        assert task.state == "cancelled"
+        assert (await task_of(app, "slow", "k")).state == "cancelled"
         assert worker.stats.lost == 1
     assert 60_000 <= ended[0] <= 63_100
 
@@ -258,8 +213,7 @@ async def test_a_timeout_is_a_failure_and_frees_the_slot(world: World) -> None:
     async with app, app.worker():
         await slow.schedule(None, key="a", delay="0s")
         await world.pause(100)
-        task = await app.get("slow", "a")
-        assert task is not None
+        task = await task_of(app, "slow", "a")
         assert (task.state, task.error) == ("dead", "TimeoutError: no outcome within 30 s")
     assert seen == [("a", 0), ("a", 40_000)]
 
@@ -291,21 +245,16 @@ async def test_the_deadline_is_kept(world: World) -> None:
 
 @virtual
 async def test_a_drain_gives_back_what_no_handler_has_seen(world: World) -> None:
-    app, started = world.app(grace="5s"), []
-
-    @app.handler("slow", concurrency=3)
-    async def slow(task: Task[Any]) -> None:
-        started.append(task.key)
-        await elapse(2)
-
+    app = world.app(grace="5s")
+    slow = world.noted(app, "slow", takes=2, concurrency=3)
     async with app:
         for key in "abcde":
-            await slow.schedule(None, key=key, delay="0s")
+            await slow.handler.schedule(None, key=key, delay="0s")
         async with app.worker():
-            await world.until(lambda: len(started) == 3)
+            await world.until(lambda: len(slow.keys) == 3)
         assert world.elapsed == pytest.approx(2_000, abs=100)
         left = [task async for task in app.find(topic="slow", state="waiting")]
-        assert {task.key for task in left} == set("abcde") - set(started)
+        assert {task.key for task in left} == set("abcde") - set(slow.keys)
         assert [(task.state, task.attempt) for task in left] == [("waiting", 0), ("waiting", 0)]
 
 
@@ -321,8 +270,7 @@ async def test_a_handler_cut_off_by_the_grace_counts_nothing_against_its_task(wo
         await slow.schedule(None, key="k", delay="0s")
         async with app.worker():
             await world.pause(1)
-        task = await app.get("slow", "k")
-        assert task is not None
+        task = await task_of(app, "slow", "k")
         assert (task.state, task.attempt, task.failures) == ("waiting", 0, 0)
         assert world.elapsed == pytest.approx(6_000, abs=100)
 
@@ -384,40 +332,27 @@ async def test_a_flood_that_comes_in_several_leases_leaves_the_slots_of_others(w
 @virtual
 async def test_concurrency_is_a_bound_and_is_used(world: World) -> None:
     app = world.app()
-    running = most = done = 0
-    ended: list[int] = []
-
-    @app.handler("work", concurrency=7)
-    async def work(task: Task[Any]) -> None:
-        nonlocal running, most, done
-        running += 1
-        most = max(most, running)
-        await elapse(1)
-        running -= 1
-        done += 1
-        ended.append(world.elapsed)
-
-    async with app, app.worker():
-        await app.schedule_many([work.new(None, delay="0s") for _ in range(70)])
-        await world.until(lambda: done == 70)
-    assert most == 7
-    assert ended[-1] == 10_000
+    work = world.noted(app, "work", takes=1, concurrency=7)
+    async with app, app.worker() as worker:
+        await app.schedule_many([work.handler.new(None, delay="0s") for _ in range(70)])
+        await worker.until_empty()
+    assert work.at == [1_000 * turn for turn in range(10) for _ in range(7)]
 
 
 @virtual
 async def test_what_a_handler_leaves_in_its_context_does_not_reach_the_next(world: World) -> None:
     user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
-    app, seen = world.app(), []
+    app, seen = world.app(), list[str]()
 
     @app.handler("work", concurrency=1)
     async def work(task: Task[Any]) -> None:
         seen.append(user.get())
         user.set(task.key)
 
-    async with app, app.worker():
-        await app.schedule_many([work.new(None, delay="0s", key=f"u{n}") for n in range(10)])
-        await world.until(lambda: len(seen) == 10)
-    assert set(seen) == {"nobody"}
+    async with app, app.worker() as worker:
+        await app.schedule_many([work.new(None, delay="0s") for _ in range(10)])
+        await worker.until_empty()
+    assert seen == ["nobody"] * 10
 
 
 @virtual
@@ -484,8 +419,7 @@ async def test_an_undecodable_payload_is_dead_at_once_and_delays_nobody(world: W
         await app.schedule("typed", b"\xff{", key="bad", delay="0s")
         await typed.schedule(7, key="good", delay="0s")
         await world.pause(0.1)
-        bad = await app.get("typed", "bad")
-        assert bad is not None
+        bad = await task_of(app, "typed", "bad")
         assert bad.state == "dead"
         assert "payload" in (bad.error or "")
     assert seen == [7]

@@ -182,7 +182,9 @@ def test_a_quick_run_has_only_what_must_be_seen(sleepers: dict[str, type[Strateg
 async def test_a_killed_process_leaves_what_it_wrote_and_another_takes_its_place(
     sleepers: dict[str, type[Strategy]], tmp_path: Path
 ) -> None:
-    async with Trial.of(sleepers["right"], setting_of(sleepers["right"], {}, tmp_path)) as trial:
+    """One that cannot begin says why."""
+    strategy = sleepers["right"]
+    async with Trial.of(strategy, setting_of(strategy, {}, tmp_path)) as trial:
         [process] = await trial.start(seconds=0.001)
         await process.play(now(), [Step(0, "schedule", [(key, 0)]) for key in keys_of(30)])
         assert await trial.until_fired(30, by=now() / 1000 + 60)
@@ -190,14 +192,7 @@ async def test_a_killed_process_leaves_what_it_wrote_and_another_takes_its_place
         assert await process.usage() == {}
         await trial.start()
         figures = trial.judged()
-    assert (figures.fired, figures.lost, figures.duplicated) == (30, 0, 0)
-
-
-async def test_what_a_process_says_when_it_cannot_begin_is_passed_on(
-    sleepers: dict[str, type[Strategy]], tmp_path: Path
-) -> None:
-    strategy = sleepers["right"]
-    async with Trial.of(strategy, setting_of(strategy, {}, tmp_path)) as trial:
         os.unlink(source_of(strategy))
         with pytest.raises(LabFault, match="give a file that is there"):
             await trial.start()
+    assert (figures.fired, figures.lost, figures.duplicated) == (30, 0, 0)

@@ -14,7 +14,7 @@ from typing import Any, Self
 import msgspec
 import pytest
 import uvloop
-from tests.waiting import not_before, pause
+from tests.waiting import in_virtual_time, not_before, pause
 
 from bide import BadInput, Bide, StoreUnavailable, Task
 from bide.core.instants import In
@@ -22,7 +22,7 @@ from bide.core.names import new_id
 from bide.core.records import NewTask, Ref
 from bide.ports import Features, Store, all_answers
 from bide.stores.memory import MemoryStore
-from bide.testing import Act, Chunk, FaultProxy, FaultyStore, VirtualClock, VirtualLoop, run_virtual
+from bide.testing import Act, Chunk, FaultProxy, FaultyStore, VirtualClock, VirtualLoop
 from bide_proofs.reliability import Results
 
 SILENCE = 0.05
@@ -440,14 +440,12 @@ async def test_deaf_it_takes_subscriptions_and_never_serves_them() -> None:
         await store.close()
 
 
-def test_latency_is_virtual_time_where_time_is() -> None:
-    async def story(loop: VirtualLoop) -> None:
-        store = FaultyStore(MemoryStore(), latency=lambda name: 30.0 if name == "add" else 0.0)
-        async with Bide(store, clock=VirtualClock(loop)) as app:
-            await app.schedule("greet", key="ann", delay="0s")
-        assert loop.time() == 30
-
-    run_virtual(story)
+@in_virtual_time
+async def test_latency_is_virtual_time_where_time_is(loop: VirtualLoop) -> None:
+    store = FaultyStore(MemoryStore(), latency=lambda name: 30.0 if name == "add" else 0.0)
+    async with Bide(store, clock=VirtualClock(loop)) as app:
+        await app.schedule("greet", key="ann", delay="0s")
+    assert loop.time() == 30
 
 
 class Plain:

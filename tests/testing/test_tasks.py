@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import python
 
 from bide import BadInput, BadPayload, Bide, Retry, SetupError, Task
 from bide.core.lifecycle import TABLE
@@ -22,22 +20,8 @@ from bide.core.lifecycle import Verb as TrueVerb
 from bide.core.records import State
 from bide.testing import task_for
 from bide_proofs.model import MORE_VERBS, Bounds, Explorer, Rules, Verb
+from bide_proofs.model import store as model
 from bide_proofs.model.__main__ import defects
-from bide_proofs.model.store import (
-    ABSENT,
-    CANCELLED,
-    DEAD,
-    DONE,
-    LEASED,
-    LIVE,
-    WAITING,
-    WORDS,
-    Answer,
-    Body,
-    Ref,
-    Shared,
-    Store,
-)
 
 app = Bide("memory:")
 
@@ -145,9 +129,7 @@ def test_helpers_are_loaded_when_they_are_asked_for() -> None:
         "try: bide.testing.nothing\n"
         "except AttributeError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "nothing" in done.stdout
+    assert "nothing" in python("-c", code).stdout
 
 
 SHOP = """
@@ -184,11 +166,22 @@ async def test_it_closes_after_15_minutes(bide_time):
 async def test_each_test_begins_with_nothing(bide_time):
     assert await bide_time.waiting() == []
 """
+FAILS = """
+async def test_it_fails(bide_time):
+    await shop.close.schedule(42, key="42", delay="15m")
+    assert [task.ref for task in await bide_time.advance("15m")] == []
+"""
 PLAIN = """
 import shop
 
 def test_what_has_nothing_to_do_with_time():
     assert shop.number_of_the_next_order() == 42
+"""
+LOADED = """
+import sys
+
+def test_loaded():
+    assert not {"sqlite3", "click", "rich", "bide.testing.time_machine", "bide.stores.memory"} & set(sys.modules)
 """
 WITHOUT_ASYNC_PLUGIN = """
 import sys
@@ -205,107 +198,68 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(project: Path, test: str, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """The tests of the project, run as its owner would."""
+def run(project: Path, test: str, *command: str, code: int = 0, **environ: str) -> str:
+    """What the tests of the project say, run as its owner would."""
     (project / "test_shop.py").write_text(test, encoding="utf-8")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("BIDE_", "PYTEST_", "COV_"))}
-    return subprocess.run(
-        [sys.executable, *(command or ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto"))],
-        cwd=project,
-        env={**kept, "PYTHONPATH": str(project), **environ},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    words = command or ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto")
+    return python(*words, cwd=project, code=code, environ={"PYTHONPATH": str(project), **environ}).stdout
 
 
-def test_time_moves_in_a_users_project_with_nothing_switched_on(project: Path) -> None:
-    done = run(project, CLOSES)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
-    assert "warning" not in done.stdout.lower()
+def test_time_moves_in_a_users_project_with_nothing_switched_on_and_a_failing_test_shows_what_fired(
+    project: Path,
+) -> None:
+    said = run(project, CLOSES + FAILS, code=1)
+    assert "1 failed, 2 passed" in said
+    assert "('order.close', '42')" in said
+    assert "warning" not in said.lower()
 
 
 def test_without_a_bide_app_it_says_what_to_write(project: Path) -> None:
     (project / "conftest.py").unlink()
-    done = run(project, CLOSES)
-    assert done.returncode != 0
-    assert "define a fixture `bide_app` that returns your Bide app" in done.stdout
-
-
-def test_a_failing_test_shows_what_fired(project: Path) -> None:
-    done = run(project, CLOSES.replace('== [("order.close", "42")]', "== []"))
-    assert done.returncode == 1
-    assert "('order.close', '42')" in done.stdout
+    assert "define a fixture `bide_app` that returns your Bide app" in run(project, CLOSES, code=1)
 
 
 def test_without_an_async_plugin_a_project_runs_as_before(project: Path) -> None:
-    done = run(project, PLAIN, "-c", WITHOUT_ASYNC_PLUGIN, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    said = run(project, PLAIN, "-c", WITHOUT_ASYNC_PLUGIN, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    assert "1 passed" in said
 
 
 def test_a_project_that_does_not_use_it_loads_next_to_nothing(project: Path) -> None:
     (project / "conftest.py").unlink()
-    loaded = """
-import sys
-
-def test_loaded():
-    assert not {"sqlite3", "click", "rich", "bide.testing.time_machine", "bide.stores.memory"} & set(sys.modules)
-"""
-    done = run(project, loaded)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(project, LOADED)
 
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "correctness.md"
-STATES = (ABSENT, WAITING, LEASED, DONE, CANCELLED, DEAD)
+STATES = (model.ABSENT, model.WAITING, model.LEASED, model.DONE, model.CANCELLED, model.DEAD)
 KEPT = Bounds(keep=1)
 """So that an ended task can be seen in its state."""
 
 SHOWS = {
-    "checks_token": "P3",
-    "extend_checks_token": "P3",
-    "lease_raises_token": "P12",
-    "replace_raises_token": "P12",
-    "tokens_outlive": "P12",
-    "new_life_new_id": "P4",
-    "leases_what_was_lost": "P2",
-    "cancel_knows_leased": "P4",
-    "move_spares_leased": "P3",
-    "journal": "P5",
-    "numbers_rise": "P5",
-    "subscribes_first": "P8",
-    "forgets_before": "P8",
-    "capped": "P2",
-    "caps_from_sending": "P8",
-    "tells_of_retry": "P8",
-    "next_wake_of_leased": "P8",
-    "looks_before_it_begins": "P4",
-    "counts_from_sending": "P4",
-    "leases_early": "P1",
-    "settles_before_it_begins": "P2",
-    "move_in_two_steps": "P2",
-    "index_left_behind": "P10",
+    "checks_token": "P3", "extend_checks_token": "P3", "lease_raises_token": "P12", "replace_raises_token": "P12",
+    "tokens_outlive": "P12", "new_life_new_id": "P4", "leases_what_was_lost": "P2", "cancel_knows_leased": "P4",
+    "move_spares_leased": "P3", "journal": "P5", "numbers_rise": "P5", "subscribes_first": "P8",
+    "forgets_before": "P8", "capped": "P2", "caps_from_sending": "P8", "tells_of_retry": "P8",
+    "next_wake_of_leased": "P8", "looks_before_it_begins": "P4", "counts_from_sending": "P4", "leases_early": "P1",
+    "settles_before_it_begins": "P2", "move_in_two_steps": "P2", "index_left_behind": "P10",
     "purges_what_waits": "P2",
-}
+}  # fmt: skip
 """What breaks first without it, in the order of ways that are as short as can be."""
 
 
-def the_store(state: str) -> Shared:
+def the_store(state: str) -> model.Shared:
     """One with a task in that state: due, and with a token that has been given."""
-    if state == ABSENT:
-        return Shared(token=1)
-    live = state in LIVE
-    return Shared(Body(state, 0, 1), 0 if live else None, 1, live)
+    if state == model.ABSENT:
+        return model.Shared(token=1)
+    live = state in model.LIVE
+    return model.Shared(model.Body(state, 0, 1), 0 if live else None, 1, live)
 
 
-HOLDER = Ref(1, True, True)
+HOLDER = model.Ref(1, True, True)
 
 
-def asked(verb: TrueVerb, shared: Shared) -> Answer:
+def asked(verb: TrueVerb, shared: model.Shared) -> model.Answer:
     """What the model's store does."""
-    store = Store(Rules(), KEPT)
+    store = model.Store(Rules(), KEPT)
     if verb is TrueVerb.LEASE:
         return store.lease(shared, 1)
     if verb is TrueVerb.EXTEND:
@@ -314,7 +268,7 @@ def asked(verb: TrueVerb, shared: Shared) -> Answer:
         return store.settle(shared, HOLDER, verb.removeprefix("settle "), True)
     # a time that wins: earlier than what waits would need one before now
     delay = 1 if verb is TrueVerb.LATEST else 0
-    if verb is TrueVerb.EARLIEST and shared.body is not None and shared.state == WAITING:
+    if verb is TrueVerb.EARLIEST and shared.body is not None and shared.state == model.WAITING:
         shared = shared._replace(body=shared.body._replace(wake=2), entry=2)
     return store.ask(shared, Verb(verb.value, delay))
 
@@ -322,18 +276,18 @@ def asked(verb: TrueVerb, shared: Shared) -> Answer:
 @pytest.mark.parametrize("verb", [verb for verb in TrueVerb if verb is not TrueVerb.AGAIN])
 def test_the_model_has_the_table_of_the_lifecycle(verb: TrueVerb) -> None:
     for name in STATES:
-        word, to = TABLE[verb][None if name == ABSENT else State(name)]
+        word, to = TABLE[verb][None if name == model.ABSENT else State(name)]
         answer = asked(verb, the_store(name))
-        assert answer.shared.state == (ABSENT if to is None else to), (verb, name)
-        if verb.value in WORDS:
+        assert answer.shared.state == (model.ABSENT if to is None else to), (verb, name)
+        if verb.value in model.WORDS:
             assert answer.word == word, (verb, name)
         else:
             assert (answer.word in ("granted", "accepted")) is (word == "taken"), (verb, name)
 
 
 def test_the_verbs_of_the_largest_size_are_all_there_are() -> None:
-    assert {verb.name for verb in MORE_VERBS} == set(WORDS)
-    assert set(WORDS) == {verb.value for verb in list(TrueVerb)[:8]}
+    assert {verb.name for verb in MORE_VERBS} == set(model.WORDS)
+    assert set(model.WORDS) == {verb.value for verb in list(TrueVerb)[:8]}
 
 
 @pytest.mark.parametrize(
@@ -413,14 +367,8 @@ def test_what_is_stuck_is_told_to_its_end() -> None:
 
 
 def test_the_command_tells_what_was_found() -> None:
-    command = [sys.executable, "-m", "bide_proofs.model"]
-    done = subprocess.run(
-        [*command, "--without", "leases_early", "--json"], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    command = ("-m", "bide_proofs.model", "--without")
+    told = json.loads(python(*command, "leases_early", "--json").stdout)
     assert told["without"] == "leases_early"
     assert told["broken"].startswith("P1:")
-    unknown = subprocess.run([*command, "--without", "luck"], capture_output=True, text=True, check=False, timeout=300)
-    assert unknown.returncode == 2
-    assert "luck" in unknown.stderr
+    assert "luck" in python(*command, "luck", code=2).stderr

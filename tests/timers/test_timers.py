@@ -74,21 +74,10 @@ def test_the_examples_in_the_docstrings_are_true(name: str) -> None:
 @pytest.mark.parametrize(
     ("elapsed", "at", "level"),
     [
-        (0, 0, 0),
-        (0, 1, 0),
-        (0, 255, 0),
-        (0, 256, 1),
-        (0, 65_535, 1),
-        (0, 65_536, 2),
-        (255, 256, 1),
-        (256, 511, 0),
-        (7, 3, 0),
-        (0, 2**24, 3),
-        (0, 2**32, 4),
-        (2**40 - 1, 2**40, 5),
-        (0, LAST_INSTANT, 5),
+        (0, 0, 0), (0, 1, 0), (0, 255, 0), (0, 256, 1), (0, 65_535, 1), (0, 65_536, 2), (255, 256, 1), (256, 511, 0),
+        (7, 3, 0), (0, 2**24, 3), (0, 2**32, 4), (2**40 - 1, 2**40, 5), (0, LAST_INSTANT, 5),
     ],
-)
+)  # fmt: skip
 def test_level_for(elapsed: int, at: int, level: int) -> None:
     assert hierarchical.level_for(elapsed, at) == level
 

@@ -6,6 +6,7 @@ Each call is done at one instant; it was asked some time before that and answere
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 from bide.core.answers import Answer
 from bide.core.instants import At, Due, In
@@ -75,6 +76,9 @@ class Game:
         answered = self.now + self.chance.randint(0, self.slow)
         return self.calls, asked, 0 if self.chance.random() < self.lossy else answered
 
+    def ask(self, call: int, time: int, asks: Asks, key: str, **details: Any) -> None:
+        self.tell(time, ev.Asked(call, "client", time * 1_000_000, time, asks, TOPIC, key, **details))
+
     def answered(self, call: int, time: int, answer: Answer) -> None:
         task = None if answer.record is None else seen(answer.record)
         self.told(call, time, ev.Answered(call, time * 1_000_000, time, answer.result, task, answer.was))
@@ -104,12 +108,9 @@ class Game:
             deadline=self.now + 600 if self.chance.random() < 0.2 else None, if_token=await self.known(key),
         )  # fmt: skip
         call, asked, done = self.around(START if new.if_token is None else self.now)
-        self.tell(
-            asked,
-            ev.Asked(
-                call, "client", asked * 1_000_000, asked, Asks.SCHEDULE, TOPIC, new.key, id=new.id, due=new.due,
-                on_conflict=new.on_conflict, deadline=new.deadline, if_token=new.if_token,
-            ),
+        self.ask(
+            call, asked, Asks.SCHEDULE, new.key, id=new.id, due=new.due, on_conflict=new.on_conflict,
+            deadline=new.deadline, if_token=new.if_token,
         )  # fmt: skip
         [answer] = await self.store.add([new], now=self.now)
         self.answered(call, done, answer)
@@ -126,14 +127,10 @@ class Game:
             change, asks = Cancel(TOPIC, key, keep, token), Asks.CANCEL
         else:
             change, asks = Redrive(TOPIC, key, new_id(), due, token), Asks.REDRIVE
-        self.tell(
-            asked,
-            ev.Asked(
-                call, "client", asked * 1_000_000, asked, asks, TOPIC, key,
-                id=change.id if isinstance(change, Redrive) else "",
-                due=None if isinstance(change, Cancel) else due, if_token=token,
-                keeps=keep > self.now if isinstance(change, Cancel) else None,
-            ),
+        self.ask(
+            call, asked, asks, key, id=change.id if isinstance(change, Redrive) else "",
+            due=None if isinstance(change, Cancel) else due, if_token=token,
+            keeps=keep > self.now if isinstance(change, Cancel) else None,
         )  # fmt: skip
         [answer] = await self.store.change([change], now=self.now)
         self.answered(call, done, answer)
@@ -142,7 +139,7 @@ class Game:
         if self.chance.random() < 0.2:
             await self.store.purge(now=self.now, limit=10)
         key, (call, asked, done) = self.chance.choice(self.keys), self.around()
-        self.tell(asked, ev.Asked(call, "client", asked * 1_000_000, asked, Asks.GET, TOPIC, key))
+        self.ask(call, asked, Asks.GET, key)
         [task] = await self.store.get([Ref(TOPIC, key)])
         if task is not None and gone(task, self.now):  # a client shows none of these
             task = None
@@ -159,13 +156,8 @@ class Game:
         if done:
             for task in leased.tasks:
                 self.held.append((task, done))
-                self.tell(
-                    done,
-                    ev.Began(
-                        "worker", done * 1_000_000, done, TOPIC, task.key, task.id, task.token, task.attempt,
-                        task.planned_at,
-                    ),
-                )  # fmt: skip
+                life = (task.id, task.token, task.attempt, task.planned_at)
+                self.tell(done, ev.Began("worker", done * 1_000_000, done, TOPIC, task.key, *life))
 
     async def outcome(self) -> None:
         """Extends or settles something that is held, or was."""
@@ -189,11 +181,7 @@ class Game:
                 "holder lost: often" if verdict is OutcomeKind.DEAD else None, new_id(),
             )  # fmt: skip
             self.held = [held for held in self.held if held[0] is not task]
-            self.tell(
-                asked,
-                ev.Settling(
-                    call, "worker", at, asked, *lease, verdict, one.next_at, one.keep_until, one.error, one.next_id
-                ),
-            )  # fmt: skip
+            details: Any = (one.next_at, one.keep_until, one.error, one.next_id)
+            self.tell(asked, ev.Settling(call, "worker", at, asked, *lease, verdict, *details))
             [ok] = await self.store.settle([one], now=self.now)
         self.told(call, done, ev.Told(call, done * 1_000_000, done, ok))

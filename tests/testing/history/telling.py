@@ -45,13 +45,17 @@ class Story:
     def say(self, event: ev.Event) -> None:
         self.events.append(event)
 
+    def send(self, question: type[Any], who: str, *rest: Any, **details: Any) -> int:
+        """The number of the call."""
+        self._calls += 1
+        self.say(question(self._calls, who, self.at, self.clock, *rest, **details))
+        self.now += 1
+        return self._calls
+
     # --- clients
 
     def ask(self, asks: Asks, key: str = KEY, **details: Any) -> int:
-        self._calls += 1
-        self.say(ev.Asked(self._calls, "client", self.at, self.clock, asks, self.topic, key, **details))
-        self.now += 1
-        return self._calls
+        return self.send(ev.Asked, "client", asks, self.topic, key, **details)
 
     def answer(self, call: int, result: Result | None, task: Seen | None = None, was: Millis | None = None) -> None:
         self.say(ev.Answered(call, self.at, self.clock, result, task, was))
@@ -153,10 +157,8 @@ class Story:
         self, tasks: list[tuple[str, Seen]], *, until: Millis = 1_000, who: str = "worker", wants: int = 1,
         clock: Millis | None = None, lost: bool = False, **said: Any,
     ) -> list[Seen]:  # fmt: skip
-        self._calls += 1
         end = self.clock + until
-        self.say(ev.Leasing(self._calls, who, self.at, self.clock, {self.topic: wants}, end))
-        self.now += 1
+        call = self.send(ev.Leasing, who, {self.topic: wants}, end)
         held = []
         for number, (_, task) in enumerate(tasks):
             token = max(task.token + 1, (self.clock if clock is None else clock) * 1000 + number)
@@ -166,36 +168,24 @@ class Story:
             )  # fmt: skip
             held.append(replace(one, **said))
         given = [ev.Held(self.topic, key, one) for (key, _), one in zip(tasks, held, strict=True)]
-        self.say(ev.Leased(self._calls, self.at, self.clock if clock is None else clock, given, None))
+        self.say(ev.Leased(call, self.at, self.clock if clock is None else clock, given, None))
         return held
 
     def lease_lost(self, *, until: Millis = 1_000, who: str = "worker") -> int:
         """A lease whose answer never came; when it would end."""
-        self._calls += 1
         end = self.clock + until
-        self.say(ev.Leasing(self._calls, who, self.at, self.clock, {self.topic: 1}, end))
-        self.now += 1
-        self.fail(self._calls)
+        self.fail(self.send(ev.Leasing, who, {self.topic: 1}, end))
         return end
 
     def begin(self, held: Seen, *, who: str = "worker", key: str = KEY, **said: Any) -> None:
-        began = ev.Began(
-            who, self.at, self.clock, self.topic, key, held.id, held.token, held.attempt, held.planned_at
-        )  # fmt: skip
-        self.say(replace(began, **said))
+        life = (held.id, held.token, held.attempt, held.planned_at)
+        self.say(replace(ev.Began(who, self.at, self.clock, self.topic, key, *life), **said))
 
     def end(self, held: Seen, *, who: str = "worker", key: str = KEY) -> None:
         self.say(ev.Ended(who, self.at, self.topic, key, held.token, "returned"))
 
     def settling(self, held: Seen, verdict: OutcomeKind = OutcomeKind.DONE, *, key: str = KEY, **details: Any) -> int:
-        self._calls += 1
-        self.say(
-            ev.Settling(
-                self._calls, "worker", self.at, self.clock, self.topic, key, held.token, verdict, **details
-            )
-        )  # fmt: skip
-        self.now += 1
-        return self._calls
+        return self.send(ev.Settling, "worker", self.topic, key, held.token, verdict, **details)
 
     def told(self, call: int, *, ok: bool = True) -> None:
         self.say(ev.Told(call, self.at, self.clock, ok))
@@ -225,15 +215,8 @@ class Story:
 
     def extend(self, held: Seen, by: Millis = 1_000, *, ok: bool = True, skew: Millis = 0) -> Seen:
         """`skew`: by how much the holder's clock is ahead of the store's."""
-        self._calls += 1
         until, now = self.clock + by, self.clock + skew
-        self.say(
-            ev.Extending(
-                self._calls, "worker", self.at, self.clock, self.topic, KEY, held.token, until + skew, now
-            )
-        )  # fmt: skip
-        self.now += 1
-        self.told(self._calls, ok=ok)
+        self.told(self.send(ev.Extending, "worker", self.topic, KEY, held.token, until + skew, now), ok=ok)
         return replace(held, wake_at=until) if ok else held
 
     def run(self, task: Seen, **said: Any) -> Seen:

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 from tests.testing.history.telling import START, At, In, Story
 
+from bide.core.instants import Millis
 from bide.core.records import OnConflict, OutcomeKind, Result, State
 from bide.testing.history import events as ev
 from bide.testing.history.__main__ import main
@@ -24,6 +25,11 @@ def assert_right(events: list[ev.Event]) -> Report:
 
 
 # --- what lost answers explain
+
+
+def held_until(task: ev.Seen, end: Millis) -> ev.Seen:
+    """As it is leased for the first time, by an answer that was lost."""
+    return replace(task, state=State.LEASED, attempt=1, wake_at=end, planned_at=task.wake_at, token=task.token + 1_000)
 
 
 def lost_schedule(story: Story) -> None:
@@ -70,9 +76,7 @@ def lost_move(story: Story) -> None:
 def lost_lease(story: Story) -> None:
     task = story.schedule(due=In(0))
     end = story.lease_lost(until=500)
-    held = replace(
-        task, state=State.LEASED, attempt=1, wake_at=end, planned_at=task.wake_at, token=task.token + 1_000
-    )  # fmt: skip
+    held = held_until(task, end)
     story.pass_(10)
     story.move(held, In(50), result=Result.UNDER_WAY)
     story.pass_(600)
@@ -83,9 +87,7 @@ def lost_lease(story: Story) -> None:
 def lost_lease_that_was_cancelled(story: Story) -> None:
     task = story.schedule(due=In(0))
     end = story.lease_lost(until=500)
-    held = replace(
-        task, state=State.LEASED, attempt=1, wake_at=end, planned_at=task.wake_at, token=task.token + 1_000
-    )  # fmt: skip
+    held = held_until(task, end)
     story.cancel(held)
     story.over()
 
@@ -137,9 +139,7 @@ def two_schedules_at_once(story: Story) -> None:
 def a_get_during_a_cancel(story: Story) -> None:
     task = story.schedule()
     look, cancel = story.ask(Asks.GET), story.ask(Asks.CANCEL, keeps=False)
-    ended = replace(
-        task, state=State.CANCELLED, token=story.clock * 1000, finished_at=story.clock, keep_until=0
-    )  # fmt: skip
+    ended = replace(task, state=State.CANCELLED, token=story.clock * 1000, finished_at=story.clock, keep_until=0)
     story.answer(cancel, Result.CANCELLED, ended)
     story.answer(look, None, task)
     story.get(None)
@@ -219,9 +219,7 @@ def extends_at_once(story: Story) -> None:
     calls = []
     for by in (900, 400):
         calls.append(1_000 + by)
-        story.say(
-            ev.Extending(1_000 + by, "worker", story.at, story.clock, "t", "k", held.token, story.clock + by)
-        )  # fmt: skip
+        story.say(ev.Extending(1_000 + by, "worker", story.at, story.clock, "t", "k", held.token, story.clock + by))
     shorter = story.clock + 400
     story.now += 1
     for call in reversed(calls):

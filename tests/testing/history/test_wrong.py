@@ -11,9 +11,9 @@ from tests.testing.history.telling import START, At, In, Story
 
 from bide.core.records import OnConflict, OutcomeKind, Result, State
 from bide.testing.history.check import check
-from bide.testing.history.events import Asks
+from bide.testing.history.events import Asks, Seen
 
-Case = Callable[[Story, bool], None]
+Case = Callable[[Story, bool], object]
 CASES: list[tuple[str, str, str, Case]] = []
 
 
@@ -46,11 +46,6 @@ def leased_early(story: Story, wrong: bool) -> None:
 def due_cut_short(story: Story, wrong: bool) -> None:
     early = story.now + 61
     story.done(story.schedule(due=In(100), **said(wrong, due_at=early, wake_at=early)))
-
-
-@found("P1", "which is 7 ms before it is due")
-def wakes_before_due(story: Story, wrong: bool) -> None:
-    story.done(story.schedule(due=At(START + 100), **said(wrong, wake_at=START + 93)))
 
 
 @found("P1", "leased for", "it was to wake at")
@@ -294,12 +289,6 @@ def cancelled_as_if_it_waited(story: Story, wrong: bool) -> None:
     story.cancel(held, result=Result.CANCELLED if wrong else None)
 
 
-@found("P4", "says that the wake before was")
-def tells_another_wake(story: Story, wrong: bool) -> None:
-    task = story.schedule()
-    story.move(replace(task, wake_at=task.wake_at + 9) if wrong else task, In(700))
-
-
 @found("P4", "get shows due_at")
 def shown_before_the_move(story: Story, wrong: bool) -> None:
     task = story.schedule()
@@ -314,22 +303,10 @@ def shown_an_older_version(story: Story, wrong: bool) -> None:
     story.get(task if wrong else moved)
 
 
-@found("P4", "on_conflict=keep replaced a task that was waiting")
-def kept_nothing(story: Story, wrong: bool) -> None:
-    task = story.schedule()
-    story.schedule("b", over=task, on_conflict=OnConflict.KEEP if wrong else OnConflict.REPLACE)
-
-
 @found("P4", "answered `kept`")
 def kept_what_was_to_be_replaced(story: Story, wrong: bool) -> None:
     task = story.schedule(due=At(START + 500))
     story.kept(task, due=At(START + (200 if wrong else 900)), on_conflict=OnConflict.EARLIEST)
-
-
-@found("P4", "asked for the version with token", "and done to the one with token")
-def replaced_though_the_token_differs(story: Story, wrong: bool) -> None:
-    task = story.schedule()
-    story.schedule("b", over=task, if_token=task.token - wrong)
 
 
 @found("P4", "answered `stale_token`")
@@ -337,12 +314,6 @@ def a_schedule_called_stale_that_was_not(story: Story, wrong: bool) -> None:
     task = story.schedule()
     stale = task.token if wrong else task.token - 1
     story.kept(task, on_conflict=OnConflict.REPLACE, if_token=stale, result=Result.STALE_TOKEN)
-
-
-@found("P4", "answered `kept`")
-def kept_though_the_token_differs(story: Story, wrong: bool) -> None:
-    task = story.schedule()
-    story.kept(task, on_conflict=OnConflict.KEEP, if_token=task.token - wrong)
 
 
 @found("P5", "leased as due at")
@@ -364,23 +335,12 @@ def forgotten_too_early(story: Story, wrong: bool) -> None:
         story.cancel(ended, result=Result.FINISHED)
 
 
-@found("P4", "asked for the version with token")
-def changed_in_spite_of_if_token(story: Story, wrong: bool) -> None:
-    task = story.schedule()
-    story.move(task, In(300), if_token=task.token - wrong)
-
-
 @found("P4", "redrive answered `redriven`, but the task had ended: done")
 def redrove_what_was_done(story: Story, wrong: bool) -> None:
     held = story.run(story.schedule())
     verdict = OutcomeKind.DONE if wrong else OutcomeKind.DEAD
     dead = story.settle(held, verdict, keep_until=story.now + 60_000, error=None if wrong else "x")
     story.done(story.redrive(dead))
-
-
-@found("P4", "was not to keep the task")
-def kept_what_was_cancelled_for_good(story: Story, wrong: bool) -> None:
-    story.cancel(story.schedule(), keep=5_000, keeps=not wrong)
 
 
 @found("P4", "asked between", "and done at")
@@ -514,45 +474,6 @@ def left_by_nobody(story: Story, wrong: bool) -> None:
 # --- P12, tokens, ids and attempts
 
 
-@found("P12", "it does not rise")
-def a_token_does_not_rise(story: Story, wrong: bool) -> None:
-    task = story.schedule()
-    story.move(task, In(500), **said(wrong, token=task.token - 1))
-
-
-@found("P12", "was given twice")
-def a_token_is_given_twice(story: Story, wrong: bool) -> None:
-    task = story.schedule()
-    story.move(task, In(500), **said(wrong, token=task.token))
-
-
-@found("P12", "is less than the store's clock")
-def a_token_lags_behind_the_clock(story: Story, wrong: bool) -> None:
-    story.schedule(**said(wrong, token=story.now * 1000 - 5_000))
-
-
-@found("P12", "is shown, though nothing happened")
-def a_token_rises_by_itself(story: Story, wrong: bool) -> None:
-    task = story.schedule()
-    story.get(task, **said(wrong, token=task.token + 3))
-
-
-@found("P12", "began one with id z")
-def a_life_has_another_id(story: Story, wrong: bool) -> None:
-    story.schedule("a", **said(wrong, id="z"))
-
-
-@found("P12", "a move made id z of a")
-def a_move_changes_the_id(story: Story, wrong: bool) -> None:
-    story.move(story.schedule("a"), In(500), **said(wrong, id="z"))
-
-
-@found("P12", "leased with id z")
-def a_lease_changes_the_id(story: Story, wrong: bool) -> None:
-    task = story.schedule("a")
-    story.done(replace(task, id="z") if wrong else task)
-
-
 @found("P12", "leased as attempt 3 after attempt 1")
 def an_attempt_is_left_out(story: Story, wrong: bool) -> None:
     held = story.run(story.schedule())
@@ -576,15 +497,50 @@ def a_delivery_has_another_attempt(story: Story, wrong: bool) -> None:
     story.settle(held)
 
 
-@found("P12", "which is that of t/k")
-def two_tasks_have_one_id(story: Story, wrong: bool) -> None:
-    story.schedule("a")
-    story.schedule("a" if wrong else "b", key="other")
+# --- one step, after a task was scheduled
+
+Step = Callable[[Story, bool, Seen], object]
+STEPS: dict[str, tuple[str, str, Step]] = {
+    "kept nothing": ("P4", "on_conflict=keep replaced a task that was waiting", lambda story, wrong, task:
+        story.schedule("b", over=task, on_conflict=OnConflict.KEEP if wrong else OnConflict.REPLACE)),
+    "replaced though the token differs": ("P4", "and done to the one with token", lambda story, wrong, task:
+        story.schedule("b", over=task, if_token=task.token - wrong)),
+    "kept though the token differs": ("P4", "answered `kept`", lambda story, wrong, task:
+        story.kept(task, on_conflict=OnConflict.KEEP, if_token=task.token - wrong)),
+    "changed in spite of if_token": ("P4", "asked for the version with token", lambda story, wrong, task:
+        story.move(task, In(300), if_token=task.token - wrong)),
+    "kept what was cancelled for good": ("P4", "was not to keep the task", lambda story, wrong, task:
+        story.cancel(task, keep=5_000, keeps=not wrong)),
+    "tells another wake": ("P4", "says that the wake before was", lambda story, wrong, task:
+        story.move(replace(task, wake_at=task.wake_at + 9 * wrong), In(700))),
+    "a token does not rise": ("P12", "it does not rise", lambda story, wrong, task:
+        story.move(task, In(500), **said(wrong, token=task.token - 1))),
+    "a token is given twice": ("P12", "was given twice", lambda story, wrong, task:
+        story.move(task, In(500), **said(wrong, token=task.token))),
+    "a token rises by itself": ("P12", "is shown, though nothing happened", lambda story, wrong, task:
+        story.get(task, **said(wrong, token=task.token + 3))),
+    "a token lags behind the clock": ("P12", "is less than the store's clock", lambda story, wrong, task:
+        story.schedule("b", key="other", **said(wrong, token=story.now * 1000 - 5_000))),
+    "a life has another id": ("P12", "began one with id z", lambda story, wrong, task:
+        story.schedule("b", key="other", **said(wrong, id="z"))),
+    "a new life has a past": ("P12", "a new life begins with attempt 2", lambda story, wrong, task:
+        story.schedule("b", key="other", **said(wrong, attempt=2))),
+    "two tasks have one id": ("P12", "which is that of t/k", lambda story, wrong, task:
+        story.schedule("a" if wrong else "b", key="other")),
+    "a move changes the id": ("P12", "a move made id z of a", lambda story, wrong, task:
+        story.move(task, In(500), **said(wrong, id="z"))),
+    "a lease changes the id": ("P12", "leased with id z", lambda story, wrong, task:
+        story.done(replace(task, **said(wrong, id="z")))),
+    "wakes before it is due": ("P1", "which is 7 ms before it is due", lambda story, wrong, task:
+        story.done(story.schedule("b", due=At(START + 100), over=task, **said(wrong, wake_at=START + 93)))),
+}  # fmt: skip
 
 
-@found("P12", "a new life begins with attempt 2")
-def a_new_life_has_a_past(story: Story, wrong: bool) -> None:
-    story.schedule(**said(wrong, attempt=2))
+def after_a_schedule(step: Step) -> Case:
+    return lambda story, wrong: step(story, wrong, story.schedule())
+
+
+CASES += [(name, promise, needle, after_a_schedule(step)) for name, (promise, needle, step) in STEPS.items()]
 
 
 @pytest.mark.parametrize(("promise", "needles", "case"), [one[1:] for one in CASES], ids=[one[0] for one in CASES])
