@@ -157,12 +157,10 @@ def show(context: Context, topic: str, key: str) -> Exit:
 
 
 def _reasons(life: TaskHistory, pause: Pause | None) -> list[str]:
-    """The reasons for its lateness, in the console's sentences; none without bide[serve]."""
-    try:
-        from bide.service.console.i18n import Locale
-        from bide.service.console.task import reasons
-    except ModuleNotFoundError:
-        return []
+    """The reasons for its lateness, in the console's sentences."""
+    from bide.service.console.i18n import Locale
+    from bide.service.console.sentences import reasons
+
     zone = datetime.now().astimezone().tzinfo or UTC
     return [printable(why) for why in reasons(Locale("en", "", zone, current_millis()), life, pause)]
 

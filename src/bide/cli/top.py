@@ -87,11 +87,9 @@ def top(context: Context, once: bool, every: str) -> Exit:
 
 async def _look(app: Bide, overviews: Overviews) -> tuple[Overview, Sequence[Check]]:
     """Read the overview and the checks of health. Raises StoreError."""
+    from bide.service.health import ready
+
     overview = (await overviews.get()).overview()
-    try:
-        from bide.service.health import ready
-    except ModuleNotFoundError:  # without bide[serve] there are no such checks
-        return overview, ()
     return overview, (await ready(app)).checks
 
 

@@ -23,15 +23,8 @@ from bide import Bide, Every
 from bide.core.events import Event, EventKind
 from bide.core.records import OutcomeKind, Record, Settlement
 from bide.engine.pauses import Pauses
-from bide.service.console.rendering import (
-    address,
-    inert,
-    inert_line,
-    isolated,
-    recurring_address,
-    task_address,
-    topic_address,
-)
+from bide.service.console.i18n import inert, inert_line, isolated
+from bide.service.console.rendering import address, recurring_address, task_address, topic_address
 from bide.testing import ManualClock
 
 UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})

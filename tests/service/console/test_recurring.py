@@ -16,9 +16,9 @@ from bide.core.events import EventKind, event_of
 from bide.core.instants import instant
 from bide.core.recurrence import Rule, rule_of
 from bide.service.authz import Verb
-from bide.service.console.i18n import Locale, zone_of
+from bide.service.console.i18n import Locale, inert_line, zone_of
 from bide.service.console.recurring import month_of
-from bide.service.console.rendering import inert_line, recurring_address
+from bide.service.console.rendering import recurring_address
 from bide.testing import ManualClock
 
 NOW = instant("2026-10-24T12:00:00Z")

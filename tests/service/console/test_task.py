@@ -21,7 +21,8 @@ from bide import Bide, Ladder
 from bide.core.instants import Millis, as_datetime, instant
 from bide.core.records import OutcomeKind, Ref, Settlement
 from bide.service.authz import Verb
-from bide.service.console.rendering import MOST_SHOWN, dump, inert_line, payload_view, pretty
+from bide.service.console.i18n import inert_line
+from bide.service.console.rendering import MOST_SHOWN, dump, payload_view, pretty
 from bide.testing import ManualClock
 
 START = 1_900_000_020_000  # 2030-03-17T17:47:00Z, a whole minute

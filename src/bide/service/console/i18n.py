@@ -1,9 +1,17 @@
-"""Translations, numbers and times in the viewer's language and zone. The English sentence is the key; see `words/`."""
+"""Sentences, numbers and times in the viewer's language and zone, and text from outside within them.
+
+The English sentence is the key of its translations; see `words/`.
+
+Templates escape markup. Text from outside must not move, hide or reorder the text around it either, so `inert` makes
+visible what escaping leaves: control characters, marks that reorder text ("Trojan source", CVE-2021-42574), characters
+without a width, and halves of surrogate pairs.
+"""
 
 from __future__ import annotations
 
 import re
 import tomllib
+import unicodedata
 from collections.abc import Mapping
 from datetime import UTC, datetime, tzinfo
 from importlib.resources import files
@@ -176,3 +184,38 @@ class Locale:
             return moment.astimezone(self.zone)
         except OverflowError:
             return moment
+
+
+# --- text from outside
+
+_ODD = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5"
+    "\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff"
+    "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Every control and format character, every line separator, and whatever else is invisible in Unicode; but not U+FE0F,
+which is part of many emoji."""
+
+
+def inert(text: str, limit: int | None = None) -> str:
+    """`text` with invisible characters made visible, cut at `limit` characters with an ellipsis."""
+    if limit is not None and len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return _ODD.sub(_made_visible, text)
+
+
+def inert_line(text: str, limit: int | None = None) -> str:
+    """The same on one line: line breaks and tabs are made visible too."""
+    return inert(text, limit).replace("\r", "␍").replace("\n", "⏎").replace("\t", "⇥")
+
+
+def isolated(text: str, limit: int = 200) -> str:
+    """`text` on one line for use within a sentence, whose direction it cannot change. Do not make it inert again."""
+    return f"\u2068{inert_line(text, limit)}\u2069"
+
+
+def _made_visible(match: re.Match[str]) -> str:
+    point = ord(match[0])
+    if point < 0x20 or point == 0x7F:
+        return chr(0x2400 + min(point, 0x21))  # the control pictures of Unicode
+    return f"[{unicodedata.name(match[0], f'U+{point:04X}')}]"

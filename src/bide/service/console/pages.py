@@ -39,8 +39,8 @@ from bide.service.access import (
     set_cookie,
 )
 from bide.service.authz import AccessRefused, Caller, Forbidden, TokenBucket, Unauthorized, audit, audit_refused
-from bide.service.console.i18n import LANGUAGES, Locale, language_of, zone_of
-from bide.service.console.rendering import inert, isolated, render, statics
+from bide.service.console.i18n import LANGUAGES, Locale, inert, isolated, language_of, zone_of
+from bide.service.console.rendering import render, statics
 from bide.service.health import Health
 from bide.service.requests import (
     BODY_LIMIT,

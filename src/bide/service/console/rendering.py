@@ -1,8 +1,4 @@
-"""Templates, the functions that they call, the static files, and text from outside made harmless.
-
-Templates escape markup. Text from outside must not move, hide or reorder the text around it either, so `inert` makes
-visible what escaping leaves: control characters, marks that reorder text ("Trojan source", CVE-2021-42574), characters
-without a width, and halves of surrogate pairs.
+"""Templates, the functions that they call, the static files, and payloads. Text from outside is made harmless: `i18n`.
 
 A payload is shown formatted if it is JSON, and byte by byte if it is not text. It is never decoded and written again:
 its own characters are shown, so that 1.10 stays 1.10, and a key that comes twice is seen twice. The size of what is
@@ -12,7 +8,6 @@ shown is limited, whatever was sent.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -29,41 +24,8 @@ from msgspec import Struct
 from bide.core.instants import Millis
 from bide.core.names import error_parts
 from bide.core.records import Record
-from bide.service.console.i18n import Locale
+from bide.service.console.i18n import Locale, inert, inert_line
 from bide.service.requests import Reply
-
-_ODD = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5"
-    "\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff"
-    "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-)
-"""Every control and format character, every line separator, and whatever else is invisible in Unicode; but not U+FE0F,
-which is part of many emoji."""
-
-
-def inert(text: str, limit: int | None = None) -> str:
-    """`text` with invisible characters made visible, cut at `limit` characters with an ellipsis."""
-    if limit is not None and len(text) > limit:
-        text = text[: limit - 1] + "…"
-    return _ODD.sub(_made_visible, text)
-
-
-def inert_line(text: str, limit: int | None = None) -> str:
-    """The same on one line: line breaks and tabs are made visible too."""
-    return inert(text, limit).replace("\r", "␍").replace("\n", "⏎").replace("\t", "⇥")
-
-
-def isolated(text: str, limit: int = 200) -> str:
-    """`text` on one line for use within a sentence, whose direction it cannot change. Do not make it inert again."""
-    return f"\u2068{inert_line(text, limit)}\u2069"
-
-
-def _made_visible(match: re.Match[str]) -> str:
-    point = ord(match[0])
-    if point < 0x20 or point == 0x7F:
-        return chr(0x2400 + min(point, 0x21))  # the control pictures of Unicode
-    return f"[{unicodedata.name(match[0], f'U+{point:04X}')}]"
-
 
 MOST_SHOWN = 65_536
 """Most characters of a payload that a page shows; all of it can be downloaded."""

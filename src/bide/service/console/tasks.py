@@ -29,8 +29,9 @@ from bide.insight.cached_query import CachedQuery
 from bide.insight.dead_letters import DeadLetters, dead_letters, tasks_of_group
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
+from bide.service.console.i18n import inert_line, isolated
 from bide.service.console.pages import ConsoleContext, Page, PageRequest, filter_fields, read_filter
-from bide.service.console.rendering import address, inert_line, isolated
+from bide.service.console.rendering import address
 from bide.service.console.task import TaskPage
 from bide.service.requests import Reply
 

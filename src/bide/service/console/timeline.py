@@ -29,9 +29,9 @@ from bide.insight.forecast import (
 )
 from bide.insight.minute_log import Fastest, PastInterval
 from bide.service.authz import Verb
-from bide.service.console.i18n import Locale
+from bide.service.console.i18n import Locale, inert_line
 from bide.service.console.pages import ConsoleContext, Page, PageRequest
-from bide.service.console.rendering import address, inert_line
+from bide.service.console.rendering import address
 from bide.service.requests import Reply
 
 _COLOURS = 7
