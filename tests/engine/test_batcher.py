@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bide.core.records import NewTask
-from bide.engine.batcher import Batcher
+from bide.engine.session import Batcher
 from bide.ports import Pending
 from bide.testing.store_suite.base import new
 
