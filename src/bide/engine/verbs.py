@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any, Never, TypedDict, TypeVar
 
 from msgspec import Struct
@@ -215,14 +214,19 @@ class ClientVerbs:
 
         Raises BadInput, BadPayload, StoreFull, StoreUnavailable, OutcomeUnknown. O(log n).
         """
-        new = partial(
-            self.new, topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
-            deadline=deadline, headers=headers, if_token=if_token, zone=zone, **unknown,
-        )  # fmt: skip
         if self.carrier is None:
-            return await self._session.add(new())
+            return await self._session.add(
+                self.new(
+                    topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
+                    deadline=deadline, headers=headers, if_token=if_token, zone=zone, **unknown,
+                )
+            )  # fmt: skip
         with self.carrier.scheduling(topic) as answered:
-            return answered(await self._session.add(new()))
+            task = self.new(
+                topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
+                deadline=deadline, headers=headers, if_token=if_token, zone=zone, **unknown,
+            )  # fmt: skip
+            return answered(await self._session.add(task))
 
     async def schedule_new(self, task: NewTask) -> Answer:
         """Schedule a task made by `new`, batched with concurrent calls. Raises the same errors as `schedule`."""
