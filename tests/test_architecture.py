@@ -66,7 +66,7 @@ OUTSIDE = {"testing"}
 """Shipped with the product: it may import any of it, and nothing imports it."""
 
 STORE_PARTS = {
-    "batches", "clocks", "cursors", "driver_adapters", "listeners", "named_queries", "resending",
+    "batches", "cursors", "driver_adapters", "listeners", "naive_times", "named_queries", "resending", "server",
     "sorted_chunks", "sql", "urls",
 }  # fmt: skip
 """What is in stores/ and no backend but a part that backends share: a data structure, a clock, all of SQL servers."""

@@ -41,7 +41,7 @@ from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Ladder, policy
 from bide.core.table_source import DueIs, Sql, TableSource
 from bide.service.serving import ServiceInstance, read_config
 from bide.settings import Settings, describe
-from bide.stores import clocks
+from bide.stores.naive_times import cutoff, instant_of
 
 UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 SPACES = " \t\n\r\f\v"
@@ -206,13 +206,13 @@ ZONES = (
 def test_a_naive_time_comes_once_and_for_good(shown: datetime, name: str, edge: int) -> None:
     """It comes when the zone's clock shows it or a later time, for good: as read every quarter of an hour."""
     zone = ZoneInfo(name)
-    at = clocks.instant_of(shown, zone)
+    at = instant_of(shown, zone)
     assert 0 <= at <= LAST_INSTANT
     for quarter in range(13):
         assert as_datetime(at + quarter * 900_000).astimezone(zone).replace(tzinfo=None) >= shown
     if at:
-        assert clocks.cutoff(at - 1, zone) < shown <= clocks.cutoff(at, zone)
-    assert clocks.cutoff(edge, zone) <= LAST
+        assert cutoff(at - 1, zone) < shown <= cutoff(at, zone)
+    assert cutoff(edge, zone) <= LAST
 
 
 NAMES = st.sampled_from(

@@ -21,9 +21,10 @@ from bide.core.payloads import TOGETHER
 from bide.core.records import Ref
 from bide.engine.context import run_on_this_thread
 from bide.stores.batches import Conflicts, slices
-from bide.stores.clocks import ServerTime, StoreClock, instant_of, stretch
 from bide.stores.driver_adapters import awaited
+from bide.stores.naive_times import instant_of, stretch
 from bide.stores.resending import Resending
+from bide.stores.server import ServerTime, StoreClock
 from bide.stores.sorted_chunks import SortedChunks
 from bide.testing.store_suite.base import new
 from bide_proofs.servers.process import free_port
@@ -183,7 +184,7 @@ async def test_a_slow_look_is_repeated_a_few_times(
 
     known = ServerTime()
     with monkeypatch.context() as patched:
-        patched.setattr("bide.stores.clocks.time", SimpleNamespace(monotonic=lambda: moment))
+        patched.setattr("bide.stores.server.time", SimpleNamespace(monotonic=lambda: moment))
         await known.read(ask)
     assert times == asked
     assert abs(ahead(known) - there) <= min(spans[:asked]) / 2 + 0.01

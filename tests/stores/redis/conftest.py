@@ -20,8 +20,8 @@ from tests.stores.redis.deployments import DEPLOYMENTS, Servers
 from tests.stores.redis.proxies import Proxies
 from tests.waiting import wait_until
 
-from bide.stores.clocks import LONGEST_PATIENCE
 from bide.stores.redis import RedisStore, topology
+from bide.stores.server import LONGEST_PATIENCE
 from bide_proofs.servers.redis_replicas import RedisCluster
 
 _SHARED = {"single": "redis_url", "sentinel": "redis_sentinel_url", "cluster": "redis_cluster_url"}

@@ -34,13 +34,13 @@ from bide.core.records import (
     Settlement,
     State,
 )
-from bide.stores.clocks import LONGEST_PATIENCE
 from bide.stores.redis import RedisStore, reading
 from bide.stores.redis.layout import record_of
 from bide.stores.redis.leasing import _MOST_BYTES as MOST_BYTES
 from bide.stores.redis.leasing import CAP, GRACE, HeadCache, Leaser, owned, owner_of
 from bide.stores.redis.script_client import Call
 from bide.stores.redis.topology import SharedConnection
+from bide.stores.server import LONGEST_PATIENCE
 from bide.testing.store_suite.base import (
     HOUR,
     LEASE,

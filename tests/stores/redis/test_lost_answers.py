@@ -32,9 +32,9 @@ from tests.waiting import PATIENCE, not_before, pause, until, wait_until
 from bide.core.errors import OutcomeUnknown, StoreFull, StoreUnavailable
 from bide.core.instants import In
 from bide.core.records import Filter, OnConflict, Result
-from bide.stores.clocks import LONGEST_PATIENCE, ServerTime
 from bide.stores.redis import RedisStore
 from bide.stores.redis.script_client import Call, script
+from bide.stores.server import LONGEST_PATIENCE, ServerTime
 from bide.testing.proxy import Act, Chunk, FaultProxy
 from bide.testing.store_suite.base import NOW, done, keys, lease, listed, new, put, put_one, see
 from bide_proofs.servers.process import HOST

@@ -2,7 +2,7 @@
 
 It works like the clients of the networked stores. For each kind of operation and shard there is one call at a time,
 each with a number. A call without an answer is sent again under the same number. When patience is over, its result is
-`OutcomeUnknown`, or `StoreUnavailable` if it cannot have arrived. The same code as theirs (`bide.stores.clocks`)
+`OutcomeUnknown`, or `StoreUnavailable` if it cannot have arrived. The same code as theirs (`bide.stores.server`)
 estimates the server's clock from its answers.
 """
 
@@ -41,8 +41,8 @@ from bide.core.records import (
 )
 from bide.ports import COUNTED, Features, OnTaken, OnWake
 from bide.stores.batches import gathered
-from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.memory import MemoryStore
+from bide.stores.server import ServerTime, StoreClock
 from bide_proofs.simulate.loop import Process, SimulatedLoop
 from bide_proofs.simulate.server import Old, Reply, Server, Shard, WallClock, Work
 

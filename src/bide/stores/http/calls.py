@@ -43,8 +43,8 @@ from bide.core.errors import (
 from bide.core.instants import Millis
 from bide.ports import remote
 from bide.ports.remote import OPERATIONS, Call, Failure, Hello, Operation, Success, Welcome
-from bide.stores.clocks import ServerTime
 from bide.stores.resending import FIRST_PAUSE, Lost, NotSent, Resending
+from bide.stores.server import ServerTime
 from bide.stores.urls import unreached
 
 _ACCEPTED = '"http://host:8420" or "https://host/prefix"; the only option is "?insecure=1"'

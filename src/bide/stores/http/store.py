@@ -36,9 +36,9 @@ from bide.core.records import (
 from bide.ports import COUNTED, Features, Listening, OnTaken, OnWake, remote
 from bide.ports.remote import Batch, Operation, Success
 from bide.stores.batches import gathered, slices
-from bide.stores.clocks import ServerStore, ServerTime, WhichClock
 from bide.stores.http.calls import Calls, NotAllowed, TooLarge, Transport, base_of
 from bide.stores.http.wakes import Subscriber
+from bide.stores.server import ServerStore, ServerTime, WhichClock
 
 Request = TypeVar("Request")
 Answered = TypeVar("Answered")

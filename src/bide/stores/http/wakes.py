@@ -18,10 +18,10 @@ from msgspec import Raw
 from bide.core.errors import StoreError
 from bide.core.records import Topic
 from bide.ports import OnWake, remote
-from bide.stores.clocks import ServerTime
 from bide.stores.http.calls import Reply, Transport
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.resending import Lost
+from bide.stores.server import ServerTime
 
 _log = logging.getLogger("bide.http")
 _SILENCE = 3 * remote.HEARTBEAT

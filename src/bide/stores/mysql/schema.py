@@ -19,9 +19,9 @@ from msgspec.structs import replace
 
 from bide.core.errors import StoreUnavailable
 from bide.ports import Finding
-from bide.stores.clocks import ServerTime
 from bide.stores.mysql.connection import MYSQL, Address, Call, Connection, MySqlConnection
 from bide.stores.mysql.queries import Names, Template, queries_of
+from bide.stores.server import ServerTime
 from bide.stores.sql.leasing import POLL
 from bide.stores.sql.schema import PATIENCE, SqlSchema, oldest_transaction
 

@@ -18,8 +18,8 @@ from asyncmy.errors import MySQLError
 from bide.core.errors import SetupError
 from bide.core.instants import Millis, as_datetime
 from bide.ports import DueRow
-from bide.stores.clocks import Stretch
 from bide.stores.mysql.connection import AFRESH, MYSQL, Connection, Rows, connect
+from bide.stores.naive_times import Stretch
 from bide.stores.named_queries import read_queries
 from bide.stores.sql.server_table import SILENCE, SOON, ServerTable, TableConnections
 from bide.stores.sql.watched_table import Give, Plan, TableTimes

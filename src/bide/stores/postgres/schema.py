@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bide.ports import Finding
-from bide.stores.clocks import ServerTime
 from bide.stores.postgres.connection import POSTGRES, Address, Call, PostgresConnection
 from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.postgres.wakes import Subscription
+from bide.stores.server import ServerTime
 from bide.stores.sql.schema import SqlSchema, oldest_transaction
 
 _BOOK = """CREATE TABLE {migration} (

@@ -19,7 +19,7 @@ from bide.core.errors import SetupError
 from bide.core.instants import Millis, as_datetime
 from bide.core.table_source import TableSource
 from bide.ports import DueRow
-from bide.stores.clocks import Stretch
+from bide.stores.naive_times import Stretch
 from bide.stores.named_queries import read_queries
 from bide.stores.postgres.connection import AWAY, PLANNER, POSTGRES, Address, connect, meaning
 from bide.stores.sql.server_table import ECHO, SILENCE, SOON, ServerTable, TableConnections

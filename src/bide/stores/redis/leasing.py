@@ -30,9 +30,9 @@ from typing import Any
 from bide.core.errors import StoreCorrupt, StoreError
 from bide.core.instants import NEVER, Millis
 from bide.core.records import Leased, Record, State, Token, Topic
-from bide.stores.clocks import ServerTime
 from bide.stores.redis.layout import Layout, record_of, text_of
 from bide.stores.redis.script_client import Call, ScriptClient
+from bide.stores.server import ServerTime
 
 CAP = 0.95
 """Seconds after which the cached heads of a shard are read again."""

@@ -18,7 +18,6 @@ from bide.core.errors import SetupError, StoreCorrupt, StoreError, StoreMismatch
 from bide.core.instants import In
 from bide.core.records import OutcomeKind, Record, Settlement
 from bide.ports import Finding
-from bide.stores.clocks import ServerTime
 from bide.stores.listeners import Listeners
 from bide.stores.redis import writing
 from bide.stores.redis.address import Address
@@ -29,6 +28,7 @@ from bide.stores.redis.script_client import ScriptClient, script
 from bide.stores.redis.topology import Topology
 from bide.stores.redis.wakes import Subscriptions
 from bide.stores.resending import Lost, NotSent
+from bide.stores.server import ServerTime
 
 # --- the server, and doctor
 

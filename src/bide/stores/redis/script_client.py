@@ -23,7 +23,6 @@ from msgspec import Struct
 from redis.exceptions import ResponseError
 
 from bide.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from bide.stores.clocks import ServerTime
 from bide.stores.redis.layout import Layout
 from bide.stores.redis.topology import (
     ELSEWHERE,
@@ -38,6 +37,7 @@ from bide.stores.redis.topology import (
     word_of,
 )
 from bide.stores.resending import Lost, NotSent, Resending
+from bide.stores.server import ServerTime
 
 _AT_ONCE = 2
 """The most resends without a pause, because servers may redirect a call to each other endlessly."""

@@ -21,7 +21,6 @@ from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.ports import COUNTED, Features, Finding, Listening, OnTaken, OnWake
 from bide.stores.batches import gathered, slices
-from bide.stores.clocks import ServerStore, WhichClock
 from bide.stores.redis import reading, writing
 from bide.stores.redis.address import Address, address_of
 from bide.stores.redis.layout import VERSION, Layout, text_of
@@ -29,6 +28,7 @@ from bide.stores.redis.reading import Reader
 from bide.stores.redis.runtime import Runtime, agree, server_of
 from bide.stores.redis.script_client import Call
 from bide.stores.redis.topology import Command, topology_of
+from bide.stores.server import ServerStore, WhichClock
 
 _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""

@@ -25,8 +25,8 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError, StoreMismatch, StoreUnavailable
 from bide.core.records import Topic
 from bide.ports import Pending
-from bide.stores.clocks import ServerTime
 from bide.stores.resending import Lost, NotSent, Resending
+from bide.stores.server import ServerTime
 from bide.stores.sql.dialect import AlreadyApplied, Dialect, KeyTaken, LockTimeout, RowsMissing, TransactionConflict
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2

@@ -21,8 +21,8 @@ from bide.core.instants import Millis, as_datetime
 from bide.core.records import NewTask
 from bide.core.table_source import TableSource
 from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, Taken
-from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.resending import Lost, NotSent
+from bide.stores.server import ServerTime, StoreClock
 from bide.stores.sql.dialect import TransactionConflict
 from bide.stores.sql.transactions import Pool
 from bide.stores.sql.watched_table import Give, Rows, TableTimes, WatchedTable

@@ -27,9 +27,9 @@ from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Pag
 from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Features, Finding, Joined, Listening, OnTaken, OnWake, Pending, Table, all_answers
 from bide.stores.batches import gathered, merge_earliest, slices
-from bide.stores.clocks import ServerStore, ServerTime, WhichClock
 from bide.stores.driver_adapters import connection_source
 from bide.stores.listeners import Listeners
+from bide.stores.server import ServerStore, ServerTime, WhichClock
 from bide.stores.sql.dialect import Dialect
 from bide.stores.sql.journaled_connection import Ask, LockedRows, RowLocked, is_among
 from bide.stores.sql.leasing import POLL, Leasing

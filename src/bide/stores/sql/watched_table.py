@@ -27,7 +27,7 @@ from bide.core.errors import SetupError
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.core.table_source import DueIs, Sql, TableSource
 from bide.ports import DueRow, Finding, Raced, RowRefused
-from bide.stores.clocks import Stretch, instant_of, stretch
+from bide.stores.naive_times import Stretch, instant_of, stretch
 
 Rows = Sequence[Sequence[Any]]
 _STILL_DUE = (

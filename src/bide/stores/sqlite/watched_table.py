@@ -25,7 +25,7 @@ from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant
 from bide.core.records import NewTask
 from bide.core.table_source import DueIs, TableSource
 from bide.ports import Clock, DueRow, Finding, Head, Taken
-from bide.stores.clocks import cutoff, instant_of
+from bide.stores.naive_times import cutoff, instant_of
 from bide.stores.named_queries import read_queries
 from bide.stores.sql.reading import at_once
 from bide.stores.sql.watched_table import Give, Plan, Rows, WatchedTable
