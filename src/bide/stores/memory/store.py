@@ -149,7 +149,7 @@ class MemoryStore:
 
     async def find(self, where: Filter, page: Page) -> Found:
         self._check_open()
-        return await read_page(MemoryReads(self._listings, self._topics), where, page)
+        return await read_page(where, page, lambda read: read(MemoryReads(self._listings, self._topics)))
 
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None

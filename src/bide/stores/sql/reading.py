@@ -8,7 +8,7 @@ from functools import partial
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from bide.core.instants import Millis
 from bide.core.names import RESERVED_TOPICS
@@ -108,8 +108,7 @@ async def in_snapshot(connection: Any, read: Callable[[Any], Awaitable[T]]) -> T
 
 async def find(connection: Any, reads: type[Reads], where: Filter, page: Page) -> Found:
     """See `read_page`."""
-    read_cursor(page.cursor, where)  # before a damaged one costs a round trip
-    return await in_snapshot(connection, lambda call: read_page(reads(call), where, page))
+    return await read_page(where, page, lambda read: in_snapshot(connection, lambda call: read(reads(call))))
 
 
 async def tally_all(some: Callable[[Topic, int], Awaitable[tuple[Tally, Topic | None]]]) -> Tally:
@@ -145,14 +144,25 @@ def count_of(number: int, upto: int) -> Count:
     return Count(min(number, upto), number <= upto)
 
 
-async def read_page(reads: Reads, where: Filter, page: Page) -> Found:
-    """Read one page, from the index that has its order. O(log n) per task, and one seek per topic passed."""
-    last = place = read_cursor(page.cursor, where)
+ReadsPage: TypeAlias = Callable[[Reads], Awaitable[Found]]
+
+
+async def read_page(where: Filter, page: Page, run: Callable[[ReadsPage], Awaitable[Found]]) -> Found:
+    """Read one page, from the index that has its order. O(log n) per task, and one seek per topic passed.
+
+    `run` calls what it is given with the indexes; it is not called if the cursor is damaged or nothing is asked for.
+    """
+    place = read_cursor(page.cursor, where)
     if page.limit <= 0:
         return Found([], page.cursor)
+    return await run(lambda reads: _read_after(reads, where, place, page.limit))
+
+
+async def _read_after(reads: Reads, where: Filter, place: Place, limit: int) -> Found:
+    last = place
     tasks: list[Record] = []
-    async for row, record in _walk(reads, where, place, page.limit + 1):
-        if len(tasks) == page.limit:
+    async for row, record in _walk(reads, where, place, limit + 1):
+        if len(tasks) == limit:
             return Found(tasks, write_cursor(last))
         tasks.append(record)
         last = place_of(place.order, record, row)

@@ -199,7 +199,7 @@ def tally_some(
 
 def find_tasks(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
     """See `read_page`."""
-    return at_once(read_page(SqliteReads(cursor), where, page))
+    return at_once(read_page(where, page, lambda read: read(SqliteReads(cursor))))
 
 
 class SqliteReads(Reads):
