@@ -417,6 +417,15 @@ def told(story: Callable[[HostLimits], Coroutine[Any, Any, None]]) -> Callable[[
     return in_virtual_time(begin)
 
 
+async def answer_within(seconds: float, hosts: HostLimits) -> None:
+    """Sixty requests, each answered after so long."""
+    for _ in range(60):
+        one = hosts.enter(A)
+        assert one is not None
+        await elapse(seconds)
+        one.leave(True)
+
+
 def fill(hosts: HostLimits, name: str = A) -> list[HostSlot]:
     places = []
     while (place := hosts.enter(name)) is not None:
@@ -506,11 +515,7 @@ async def test_those_that_are_deferred_come_back_one_by_one(hosts: HostLimits) -
 @told
 async def test_none_comes_back_before_it_has_waited_for_as_long_as_the_host_has_been_silent(hosts: HostLimits) -> None:
     """Nor much later, while it is known to be quick: a host that stood still for a moment has its backlog back."""
-    for _ in range(60):
-        one = hosts.enter(A)
-        assert one is not None
-        await elapse(0.002)
-        one.leave(True)
+    await answer_within(0.002, hosts)
     fill(hosts)
     await elapse(0.5)
     pauses = [hosts.pause(A) for _ in range(5_000)]
@@ -525,11 +530,7 @@ async def test_a_host_that_is_well_again_is_not_held_to_its_past(hosts: HostLimi
     assert all(hosts.pause(A) == pytest.approx(30.0) for _ in range(1_000))
     for place in places:
         place.leave(False)
-    for _ in range(60):
-        one = hosts.enter(A)
-        assert one is not None
-        await elapse(0.005)
-        one.leave(True)
+    await answer_within(0.005, hosts)
     fill(hosts)
     assert hosts.pause(A) < 2.0
 
