@@ -12,7 +12,7 @@ import pytest
 from bide import Answer, Bide, Result, StoreUnavailable
 from bide.core.errors import PartlyFailed
 from bide.core.records import Change
-from bide.engine.context import acting_as, current_caller
+from bide.engine.session import acting_as, current_caller
 from bide.stores.memory import MemoryStore
 
 Heard = list[tuple[str, list[str], str]]

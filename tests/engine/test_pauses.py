@@ -16,10 +16,10 @@ from bide import BadInput, Bide, StoreUnavailable, Task
 from bide.core.names import PAUSED_TOPIC, RESERVED_TOPIC
 from bide.core.records import Record
 from bide.core.retry import policy
-from bide.engine.context import acting_as
 from bide.engine.delivery.long_poll import LongPoll
 from bide.engine.delivery.worker import Worker
 from bide.engine.pauses import EVERY, Pauses
+from bide.engine.session import acting_as
 from bide.engine.settings_store import SettingsStore
 from bide.ports import Policy
 

@@ -17,8 +17,8 @@ from bide.core.records import Record, State
 from bide.core.retry import FOREVER, PRESETS
 from bide.core.tasks import Task
 from bide.engine.config import Retention
-from bide.engine.context import inherited_headers, set_running
 from bide.engine.delivery.settlement import reject_reason, settlement_for
+from bide.engine.session import inherited_headers, set_running
 from bide.ports import Policy
 from bide.service.schemas import detail_shape, one_line, task_shape
 from bide.sinks.trace_headers import trace_headers

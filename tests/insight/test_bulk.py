@@ -20,7 +20,7 @@ from bide.core.events import Event
 from bide.core.instants import In, Millis
 from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
 from bide.core.records import Filter, Move, NewTask, Record, State
-from bide.engine.context import acting_as
+from bide.engine.session import acting_as
 from bide.engine.settings_store import SettingsStore
 from bide.insight.bulk import PAGE, BulkRequest, BulkScope, BulkVerb, Version, preview
 from bide.insight.bulk_run import (

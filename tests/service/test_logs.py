@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.trace import TracerProvider
 
 from bide import Bide
-from bide.engine.context import acting_as
+from bide.engine.session import acting_as
 from bide.service import logs
 from bide.service.authz import AccessRefused, Forbidden, Refusals, Unauthorized, Verb, audit, audit_unknown, network_of
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from bide import Bide, SetupError, StoreUnavailable
 from bide.core.errors import BadInput, OutcomeUnknown, StoreError, StoreFull
 from bide.core.instants import LAST_INSTANT, instant
-from bide.core.payloads import TOGETHER
+from bide.core.payloads import TOGETHER, slices
 from bide.core.records import Ref
-from bide.engine.context import run_on_this_thread
-from bide.stores.batches import Conflicts, slices
+from bide.engine.session import run_on_this_thread
+from bide.stores.batches import Conflicts
 from bide.stores.driver_adapters import awaited
 from bide.stores.naive_times import instant_of, stretch
 from bide.stores.resending import Resending

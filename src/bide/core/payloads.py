@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -22,6 +22,10 @@ TOGETHER = 1 << 20
 """The most bytes of payloads in one statement, request or lease, unless one task alone has more. More at once would be
 no faster, take more memory, and make other callers wait longer."""
 
+AT_ONCE = 2_000
+"""The most tasks in one statement: a larger one is no faster, and makes other callers wait longer."""
+
+One = TypeVar("One")
 Decode: TypeAlias = Callable[[bytes], Any]
 
 _json = msgspec.json.Encoder()
@@ -105,6 +109,27 @@ def fitting(sizes: Sequence[int], room: int = TOGETHER) -> int:
             if room < 0 and place:
                 return place
     return len(sizes)
+
+
+def slices(
+    items: Sequence[One],
+    at_once: int = AT_ONCE,
+    *,
+    sizes_of: Callable[[Sequence[One]], list[int]] = payload_sizes,
+    room: int = TOGETHER,
+) -> list[Sequence[One]]:
+    """Parts for one statement each, with at most `at_once` items and `room` bytes, or a single item. O(items)."""
+    if len(items) == 1:
+        return [items]
+    parts: list[Sequence[One]] = []
+    for first in range(0, len(items), at_once):
+        part = items[first : first + at_once]
+        sizes = sizes_of(part)
+        while (count := fitting(sizes, room)) < len(part):
+            parts.append(part[:count])
+            part, sizes = part[count:], sizes[count:]
+        parts.append(part)
+    return parts
 
 
 def next_limit(read: Sequence[object], most: int) -> int:

@@ -8,10 +8,9 @@ from typing import Self
 
 from bide.core.errors import SetupError
 from bide.engine.config import EngineConfig
-from bide.engine.context import enter, leave
 from bide.engine.history import History, Recorder
 from bide.engine.recurring import Recurring
-from bide.engine.session import Session, SharedSession
+from bide.engine.session import Session, SharedSession, enter, leave
 from bide.engine.verbs import ClientVerbs
 from bide.ports import Clock, Instrument, Store, SystemClock, TracePropagator
 

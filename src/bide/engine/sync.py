@@ -24,9 +24,8 @@ from bide.core.instants import When
 from bide.core.records import NewTask
 from bide.core.tasks import Task
 from bide.engine.client import Client, JoinedClient
-from bide.engine.context import on_this_thread, run_on_this_thread
 from bide.engine.recurring import Recurring, is_recurring
-from bide.engine.session import running_loop
+from bide.engine.session import on_this_thread, run_on_this_thread, running_loop
 from bide.engine.verbs import ClientVerbs, Pages, filter_of
 
 P = ParamSpec("P")

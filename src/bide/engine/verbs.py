@@ -64,9 +64,8 @@ from bide.core.records import (
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
 from bide.engine.config import EngineConfig
-from bide.engine.context import current_caller, inherited_headers
 from bide.engine.pauses import PauseGate, Pauses
-from bide.engine.session import Session, SharedSession, running_loop
+from bide.engine.session import Session, SharedSession, current_caller, inherited_headers, running_loop
 from bide.ports import COUNTED, Clock, Store, TracePropagator
 
 Chosen = TypeVar("Chosen")

@@ -29,8 +29,7 @@ from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC
 from bide.core.records import Change, Record, Ref, Result, State, Token
 from bide.engine.client import Client
-from bide.engine.context import current_caller
-from bide.engine.session import verb_of
+from bide.engine.session import current_caller, verb_of
 from bide.engine.settings_store import SettingsStore
 from bide.insight.bulk import (
     FAILED,

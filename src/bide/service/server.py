@@ -17,7 +17,7 @@ from bide.core.events import Event
 from bide.core.names import check_topic
 from bide.core.options import TRACE_HEADERS
 from bide.engine.client import Client
-from bide.engine.context import acting_as
+from bide.engine.session import acting_as
 from bide.ports.remote import STREAM_TYPE
 from bide.service.access import Access, Networks
 from bide.service.authz import AccessRefused, TokenBucket, Verb, audit, audit_refused, audit_unknown

@@ -1,18 +1,14 @@
-"""Batches: split into parts that fit one statement, with distinct sorted keys; and the answers and wakes of a batch."""
+"""Batches: split into parts with distinct sorted keys; and the answers and wakes of a batch."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from bide.core.errors import PartlyFailed
 from bide.core.instants import LAST_INSTANT, NEVER, At, Millis
-from bide.core.payloads import TOGETHER, fitting, payload_sizes
 from bide.core.records import Leased, Move, NewTask, Topic
-
-AT_ONCE = 2_000
-"""The most tasks in one statement: a larger one is no faster, and makes other callers wait longer."""
 
 
 class Named(Protocol):
@@ -23,9 +19,6 @@ class Named(Protocol):
 
     @property
     def key(self) -> str: ...
-
-
-One = TypeVar("One")
 
 
 def rounds(asked: Sequence[Named]) -> list[list[int]]:
@@ -79,27 +72,6 @@ class Conflicts:
         if len(self._wary) >= self.TOPICS:
             self._wary.clear()  # an unbounded number of topics must not fill the memory
         self._wary.update(dict.fromkeys(there, self.BATCHES))
-
-
-def slices(
-    asked: Sequence[One],
-    at_once: int = AT_ONCE,
-    *,
-    sizes_of: Callable[[Sequence[One]], list[int]] = payload_sizes,
-    room: int = TOGETHER,
-) -> list[Sequence[One]]:
-    """Parts for one statement each, with at most `at_once` items and `room` bytes, or a single item. O(items)."""
-    if len(asked) == 1:
-        return [asked]
-    parts: list[Sequence[One]] = []
-    for first in range(0, len(asked), at_once):
-        part = asked[first : first + at_once]
-        sizes = sizes_of(part)
-        while (count := fitting(sizes, room)) < len(part):
-            parts.append(part[:count])
-            part, sizes = part[count:], sizes[count:]
-        parts.append(part)
-    return parts
 
 
 def earliest(wakes: dict[Topic, Millis], topic: Topic, wake: Millis) -> None:

@@ -15,7 +15,7 @@ from tests.stores.sql.callers import Caller, Makes, in_a_loop
 from tests.waiting import until
 
 from bide.core.errors import StoreMismatch, StoreUnavailable
-from bide.stores.batches import AT_ONCE
+from bide.core.payloads import AT_ONCE
 from bide.stores.mysql import MySqlStore
 from bide.stores.mysql import queries as mysql_queries
 from bide.stores.mysql.connection import address_of as mysql_address

@@ -15,8 +15,8 @@ import pytest_asyncio
 
 from bide.core.errors import BadInput, PartlyFailed, StoreUnavailable
 from bide.core.instants import At, In
+from bide.core.payloads import AT_ONCE
 from bide.core.records import Filter, Move, Ref, Result
-from bide.stores.batches import AT_ONCE
 from bide.stores.sqlite import SqliteStore, connection, operations
 from bide.stores.sqlite.connection import WriteLock
 from bide.testing.store_suite.base import (

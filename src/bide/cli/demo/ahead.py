@@ -15,7 +15,7 @@ from bide.core.instants import as_datetime, instant
 from bide.core.outcomes import Done
 from bide.core.records import NewTask
 from bide.core.tasks import Task
-from bide.engine.context import acting_as
+from bide.engine.session import acting_as
 
 AUDIENCE = 41_000
 SUMMER, GUESTS = "event-summer", 500

@@ -26,7 +26,7 @@ from bide.core.outcomes import Retry
 from bide.core.records import NewTask, Page
 from bide.core.retry import Ladder
 from bide.core.tasks import Task
-from bide.engine.context import acting_as
+from bide.engine.session import acting_as
 from bide.engine.verbs import filter_of
 
 TOPIC = "payment.notify"

@@ -27,9 +27,9 @@ from bide.core.records import Lease, Record
 from bide.core.tasks import Task
 from bide.engine.background import log_defect
 from bide.engine.config import EngineConfig
-from bide.engine.context import joining, set_running
 from bide.engine.delivery.occurrences import replaced_at
 from bide.engine.delivery.settlement import completion
+from bide.engine.session import joining, set_running
 from bide.ports import Clock, Route, Store
 
 _log = logging.getLogger("bide.worker")

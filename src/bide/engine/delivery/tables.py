@@ -22,9 +22,9 @@ from bide.core.instants import Due, In, Millis, resolved
 from bide.core.names import text_of
 from bide.core.outcomes import Dead, Defer, Retry
 from bide.engine.background import Background
-from bide.engine.context import joining
 from bide.engine.delivery.lease_loop import WakeLoop
 from bide.engine.delivery.watch import DeadRow, RestingRows, Row, Watch, said
+from bide.engine.session import joining
 from bide.ports import Clock, DueRow, Head, Raced, RowRefused, Store, Table, TableStats, Taken
 
 _log = logging.getLogger("bide.table")

@@ -21,8 +21,8 @@ from bide.core.errors import BadInput, StoreError
 from bide.core.instants import as_datetime
 from bide.core.records import Filter, State, Topic
 from bide.engine.client import Client
-from bide.engine.context import acting_as
 from bide.engine.registry import WakeChannel
+from bide.engine.session import acting_as
 from bide.engine.verbs import STATES, filter_of
 from bide.insight.minute_log import LastDay
 from bide.insight.overview import Overviews

@@ -36,8 +36,8 @@ from bide.core.errors import BadInput, BideError
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.engine.client import Client
-from bide.engine.context import acting_as
 from bide.engine.pauses import PauseGate
+from bide.engine.session import acting_as
 from bide.ports import remote
 from bide.ports.remote import CALL_LASTS, OPERATIONS, Batch, Bounds, Call, Failure, Operation
 from bide.service.authz import ALL_VERBS, AccessRefused, Caller, Verb, audit

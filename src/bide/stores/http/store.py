@@ -18,6 +18,7 @@ from bide.core.errors import BadInput, OutcomeUnknown, PartlyFailed, StoreError,
 from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.names import storable
+from bide.core.payloads import slices
 from bide.core.records import (
     Change,
     Filter,
@@ -35,7 +36,7 @@ from bide.core.records import (
 )
 from bide.ports import COUNTED, Features, Listening, OnTaken, OnWake, remote
 from bide.ports.remote import Batch, Operation, Success
-from bide.stores.batches import gathered, slices
+from bide.stores.batches import gathered
 from bide.stores.http.calls import Calls, NotAllowed, TooLarge, Transport, base_of
 from bide.stores.http.wakes import Subscriber
 from bide.stores.server import ServerStore, ServerTime, WhichClock

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bide.core.instants import Millis
+from bide.core.payloads import slices
 from bide.core.records import Record, Settlement, Token, Topic
-from bide.stores.batches import slices
 from bide.stores.mysql.connection import Call, Rows
 from bide.stores.mysql.queries import Code, Quote, held, literal, tuples
 

@@ -20,9 +20,10 @@ from typing import Any
 
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.core.instants import Millis
+from bide.core.payloads import slices
 from bide.core.records import NewTask, Topic
 from bide.ports import Finding, Listening, OnTaken, OnWake
-from bide.stores.batches import Conflicts, Named, slices
+from bide.stores.batches import Conflicts, Named
 from bide.stores.mysql import operations
 from bide.stores.mysql.connection import MYSQL, Address, Call, MySqlConnection, meaning
 from bide.stores.mysql.joined import MySqlVerbs, Transactions, identity_of

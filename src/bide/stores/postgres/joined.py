@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 
 from bide.core.errors import BadInput, SetupError
-from bide.stores.batches import AT_ONCE
+from bide.core.payloads import AT_ONCE
 from bide.stores.driver_adapters import AsyncpgDriver, Driver, PsycopgDriver
 from bide.stores.postgres import operations
 from bide.stores.postgres.connection import CALLS_OF_A_ROW, Call, by_code, connect, meaning, said

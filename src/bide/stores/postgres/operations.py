@@ -20,6 +20,7 @@ from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.instants import LAST_INSTANT, At, Millis
 from bide.core.names import storable
+from bide.core.payloads import AT_ONCE
 from bide.core.records import (
     Change,
     Count,
@@ -37,7 +38,7 @@ from bide.core.records import (
     Topic,
 )
 from bide.ports import COUNTED
-from bide.stores.batches import AT_ONCE, Conflicts, Named, rounds, wakes_of
+from bide.stores.batches import Conflicts, Named, rounds, wakes_of
 from bide.stores.postgres.connection import Call, PostgresConnection, Row
 from bide.stores.sql.dialect import AlreadyApplied, KeyTaken
 from bide.stores.sql.journaled_connection import OnLocked, RowLocked, Runs

@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any
 
 from bide.core.instants import Millis
+from bide.core.payloads import AT_ONCE
 from bide.core.records import Leased, Topic
 from bide.ports import Finding, Listening, OnTaken, OnWake
-from bide.stores.batches import AT_ONCE, Conflicts, drained
+from bide.stores.batches import Conflicts, drained
 from bide.stores.postgres import operations
 from bide.stores.postgres.connection import POSTGRES, Address, Call, PostgresConnection
 from bide.stores.postgres.joined import SAMPLES, PostgresVerbs, Transactions

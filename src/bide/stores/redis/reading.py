@@ -23,8 +23,8 @@ from redis.exceptions import ResponseError
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import RESERVED_TOPICS
+from bide.core.payloads import slices
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
-from bide.stores.batches import slices
 from bide.stores.cursors import Place, read_cursor, write_cursor
 from bide.stores.redis.layout import STATES, Layout, record_of, text_of
 from bide.stores.redis.script_client import script

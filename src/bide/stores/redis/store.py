@@ -18,9 +18,10 @@ from bide.core.answers import Answer
 from bide.core.errors import StoreError
 from bide.core.events import Event
 from bide.core.instants import Millis
+from bide.core.payloads import slices
 from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.ports import COUNTED, Features, Finding, Listening, OnTaken, OnWake
-from bide.stores.batches import gathered, slices
+from bide.stores.batches import gathered
 from bide.stores.redis import reading, writing
 from bide.stores.redis.address import Address, address_of
 from bide.stores.redis.layout import VERSION, Layout, text_of

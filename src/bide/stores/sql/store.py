@@ -23,10 +23,11 @@ from bide.core.errors import BadInput, PartlyFailed, StoreError, StoreUnavailabl
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.names import storable
+from bide.core.payloads import slices
 from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Features, Finding, Joined, Listening, OnTaken, OnWake, Pending, Table, all_answers
-from bide.stores.batches import gathered, merge_earliest, slices
+from bide.stores.batches import gathered, merge_earliest
 from bide.stores.driver_adapters import connection_source
 from bide.stores.listeners import Listeners
 from bide.stores.server import ServerStore, ServerTime, WhichClock

@@ -24,8 +24,9 @@ from typing import Any, ClassVar, Self, TypeVar
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError, OutcomeUnknown, SetupError, StoreUnavailable
 from bide.core.instants import Millis
+from bide.core.payloads import slices
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
-from bide.stores.batches import merge_earliest, slices
+from bide.stores.batches import merge_earliest
 from bide.stores.driver_adapters import ConnectionSource, Driver, on_a_loop, pause
 from bide.stores.resending import Lost, NotSent, Resending
 from bide.stores.sql.dialect import Dialect, LockTimeout, TransactionConflict, plain

@@ -15,10 +15,10 @@ from bide.core.answers import Answer
 from bide.core.errors import StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import Millis
+from bide.core.payloads import slices
 from bide.core.records import Lease, Leased, NewTask, Ref, Tally, Topic
 from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Features, Finding, OnTaken, OnWake
-from bide.stores.batches import slices
 from bide.stores.sql.operations import rest_of
 from bide.stores.sql.reading import tally_all
 from bide.stores.sqlite import database, operations
