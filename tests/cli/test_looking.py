@@ -36,7 +36,7 @@ from bide.cli.top import Screen
 from bide.engine.history import History
 from bide.engine.pauses import Pauses
 from bide.insight.overview import Overview, Overviews
-from bide.service.authz import Verb
+from bide.service.access import Verb
 from bide.service.health import Check, Level
 
 

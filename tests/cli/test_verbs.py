@@ -21,8 +21,7 @@ from bide import Bide, OutcomeUnknown, StoreUnavailable
 from bide.cli.context import person
 from bide.cli.exits import Exit
 from bide.core.errors import PartlyFailed, StoreError
-from bide.service.access import Access
-from bide.service.authz import DEFAULT_VERBS, Unauthorized, Verb, parse
+from bide.service.access import DEFAULT_VERBS, Access, Unauthorized, Verb, parse
 
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 TASK_FIELDS = {

@@ -24,19 +24,25 @@ from bide import BadInput, Bide, SetupError, StoreUnavailable
 from bide.core.names import RESERVED_TOPIC
 from bide.engine.settings_store import SettingsStore
 from bide.service import access as access_module
-from bide.service.access import AGE, FRESH, SOON, Access, ForeignOrigin, check_start, is_loopback
-from bide.service.authz import (
+from bide.service.access import (
+    AGE,
     ALL_VERBS,
     DEFAULT_VERBS,
+    FRESH,
     LONGEST_TOKEN,
+    SOON,
+    Access,
     Caller,
     Forbidden,
+    ForeignOrigin,
     Token,
     Tokens,
     Unauthorized,
     Verb,
     check_pattern,
+    check_start,
     hash_of,
+    is_loopback,
     matches,
     parse,
     verbs_of,

@@ -22,7 +22,7 @@ from bide.core.instants import In
 from bide.core.names import RESERVED_TOPICS, new_id
 from bide.core.options import encode_options
 from bide.core.records import Cancel, Filter, Found, NewTask, OnConflict, OutcomeKind, Page, Ref, Settlement
-from bide.service.authz import ALL_VERBS, Verb
+from bide.service.access import ALL_VERBS, Verb
 from bide.service.contract import CALLS
 from bide.stores.http import HttpStore
 from bide.stores.memory import MemoryStore

@@ -20,7 +20,7 @@ from yarl import URL
 
 from bide.core.instants import instant
 from bide.engine.settings_store import SettingsStore
-from bide.service.authz import EventQuota
+from bide.service.access import EventQuota
 from bide.service.serving import ServeConfig, TopicConfig
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore

@@ -27,8 +27,7 @@ from bide.core.records import Filter, Page
 from bide.engine.history import rows_between
 from bide.ports import remote
 from bide.service import requests, server
-from bide.service.access import COOKIE, networks_of
-from bide.service.authz import ALL_VERBS, Verb
+from bide.service.access import ALL_VERBS, COOKIE, Verb, networks_of
 from bide.service.serving import ServeConfig, ServiceInstance
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from bide import Bide
 from bide.engine.session import acting_as
 from bide.service import logs
-from bide.service.authz import AccessRefused, Forbidden, Refusals, Unauthorized, Verb, audit, audit_unknown, network_of
+from bide.service.access import AccessRefused, Forbidden, Refusals, Unauthorized, Verb, audit, audit_unknown, network_of
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 NASTY = [

@@ -21,7 +21,7 @@ from bide.core.records import Leased, Topic
 from bide.engine import pauses
 from bide.ports import StoreFacade
 from bide.ports.remote import LeaseRequest
-from bide.service.authz import Caller, Verb
+from bide.service.access import Caller, Verb
 from bide.service.remote.operations import StoreOperations
 from bide.stores.memory import MemoryStore
 

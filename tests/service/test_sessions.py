@@ -30,6 +30,7 @@ from bide.service.access import (
     ForeignOrigin,
     Session,
     Sessions,
+    Unauthorized,
     clear_cookie,
     cookie_of,
     is_loopback_name,
@@ -37,7 +38,6 @@ from bide.service.access import (
     refuse_foreign_page,
     set_cookie,
 )
-from bide.service.authz import Unauthorized
 from bide.testing.faults import FaultyStore
 
 HOST = "bide.example:8420"

@@ -35,7 +35,7 @@ from bide.core.instants import Millis
 from bide.core.records import State
 from bide.ports import remote
 from bide.service import access, serving, streaming
-from bide.service.authz import ALL_VERBS, Token, Verb
+from bide.service.access import ALL_VERBS, Token, Verb
 from bide.service.serving import ServeConfig
 from bide.testing import ManualClock
 

@@ -13,7 +13,7 @@ from bide.cli.output import moment_words, print_json, printable
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, duration, instant_text
 from bide.engine.settings_store import SettingsStore
-from bide.service.authz import ALL_VERBS, Token, Tokens, Verb, check_id, check_pattern, verbs_of
+from bide.service.access import ALL_VERBS, Token, Tokens, Verb, check_id, check_pattern, verbs_of
 
 
 @click.group(cls=NamedCommands, no_args_is_help=False, subcommand_metavar="add|ls|revoke ...")

@@ -34,8 +34,7 @@ from bide.core.errors import (
 )
 from bide.core.names import check_name, check_topic
 from bide.core.records import Result, Topic
-from bide.service.access import Networks, header, peer_of
-from bide.service.authz import AccessRefused, Caller
+from bide.service.access import AccessRefused, Caller, Networks, header, peer_of
 from bide.service.schemas import AnswerShape, ProblemShape, answer_shape
 
 CONTENT_TYPE = "application/problem+json"

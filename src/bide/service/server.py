@@ -19,8 +19,7 @@ from bide.core.options import TRACE_HEADERS
 from bide.engine.client import Client
 from bide.engine.session import acting_as
 from bide.ports.remote import STREAM_TYPE
-from bide.service.access import Access, Networks
-from bide.service.authz import AccessRefused, TokenBucket, Verb, audit, audit_refused, audit_unknown
+from bide.service.access import Access, AccessRefused, Networks, TokenBucket, Verb, audit, audit_refused, audit_unknown
 from bide.service.console.pages import Router
 from bide.service.contract import CALLS, document
 from bide.service.health import Health

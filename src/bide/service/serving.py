@@ -58,8 +58,7 @@ from bide.engine.settings_store import SettingsStore
 from bide.insight.minute_log import LastDay
 from bide.insight.overview import Overviews
 from bide.ports import Policy
-from bide.service.access import Access, check_start, is_loopback, networks_of
-from bide.service.authz import EventQuota, Tokens
+from bide.service.access import Access, EventQuota, Tokens, check_start, is_loopback, networks_of
 from bide.service.console.actions import ActionsPage
 from bide.service.console.overview import OverviewPage
 from bide.service.console.pages import ConsoleContext, Router

@@ -40,7 +40,7 @@ from bide.engine.delivery.long_poll import LongPoll
 from bide.engine.verbs import CONFLICTS, filter_of, new_cancel, new_fire, new_move, new_redrive, one_of
 from bide.ports.remote import LONGEST_LEASE, SHORTEST_LEASE
 from bide.service import schemas
-from bide.service.authz import Caller, Verb, audit_pause
+from bide.service.access import Caller, Verb, audit_pause
 from bide.service.contract import CALLS
 from bide.service.requests import Reply, Request, bad_input, encode, etag, problem_of, reply, reply_to, shape_for
 

@@ -23,7 +23,7 @@ from bide.core.records import Filter, State
 from bide.engine.settings_store import SettingsStore
 from bide.insight.bulk import BulkRequest, BulkVerb
 from bide.insight.bulk_run import KEPT, LOST_AFTER, BulkState, Progress
-from bide.service.authz import Verb
+from bide.service.access import Verb
 from bide.service.console.actions import ACTIONS, REASONS
 from bide.service.console.i18n import translations
 from bide.service.console.pages import local_path

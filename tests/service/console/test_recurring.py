@@ -15,7 +15,7 @@ from bide import At, Bide, Cron, Every, Task
 from bide.core.events import EventKind, event_of
 from bide.core.instants import instant
 from bide.core.recurrence import Rule, rule_of
-from bide.service.authz import Verb
+from bide.service.access import Verb
 from bide.service.console.i18n import Locale, inert_line, zone_of
 from bide.service.console.recurring import month_of
 from bide.service.console.rendering import recurring_address

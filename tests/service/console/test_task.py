@@ -20,7 +20,7 @@ from tests.service.test_access import make
 from bide import Bide, Ladder
 from bide.core.instants import Millis, as_datetime, instant
 from bide.core.records import OutcomeKind, Ref, Settlement
-from bide.service.authz import Verb
+from bide.service.access import Verb
 from bide.service.console.i18n import inert_line
 from bide.service.console.rendering import MOST_SHOWN, dump, payload_view, pretty
 from bide.testing import ManualClock

@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 
 from bide import Bide
 from bide.core.instants import as_datetime
-from bide.service.authz import Verb
+from bide.service.access import Verb
 from bide.testing import ManualClock
 
 MINUTE = 60_000

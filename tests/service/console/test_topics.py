@@ -24,7 +24,7 @@ from bide.engine.history import MINUTE, DeliveryCounts, MinuteRow, _encode, buck
 from bide.engine.registry import Channel, RouteSettings, announced_routes
 from bide.engine.settings_store import SettingsStore
 from bide.insight.minute_log import QUARTER, QUARTERS, Flow, LastDay, Quarter
-from bide.service.authz import Verb
+from bide.service.access import Verb
 from bide.service.console.i18n import Locale, translations
 from bide.service.console.overview import bars, grade, wake_up_status
 from bide.service.console.topics import HEIGHT, WIDTH, day_chart, rate, retry_chart

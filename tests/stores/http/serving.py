@@ -19,7 +19,7 @@ from tests.waiting import until
 from bide.engine.client import Client
 from bide.engine.config import EngineConfig
 from bide.ports import Store, remote
-from bide.service.authz import ANONYMOUS_CALLER, AccessRefused, Caller, Unauthorized
+from bide.service.access import ANONYMOUS_CALLER, AccessRefused, Caller, Unauthorized
 from bide.service.remote.calls import StoreCalls
 from bide.stores.http import HttpStore
 

@@ -34,7 +34,7 @@ from bide.core.names import RESERVED_TOPIC
 from bide.core.records import Cancel, Filter, Lease, Move, NewTask, OnConflict, Page, Ref, Result, State
 from bide.ports import remote
 from bide.ports.remote import OPERATIONS
-from bide.service.authz import Caller, Verb
+from bide.service.access import Caller, Verb
 from bide.stores.http import HttpStore, calls
 from bide.stores.http.calls import Calls, NotAllowed, base_of
 from bide.stores.memory import MemoryStore

@@ -14,7 +14,7 @@ from bide import Bide, Retry, Task
 from bide.core.instants import In
 from bide.core.records import Ref, State
 from bide.ports import remote
-from bide.service.authz import Caller, Verb
+from bide.service.access import Caller, Verb
 from bide.stores.http import HttpStore
 from bide.stores.memory import MemoryStore
 from bide.testing.proxy import FaultProxy

@@ -16,7 +16,7 @@ from bide.core.records import Ref, Result, State
 from bide.insight.bulk import MOST_PACE, BulkRequest, BulkVerb, May, Version, change_one, preview, wake_after
 from bide.insight.bulk_run import MOST_NOTED, BulkRunner, BulkState, Progress, untouched_by
 from bide.ports.remote import LAST_TOKEN
-from bide.service.authz import Forbidden, Verb
+from bide.service.access import Forbidden, Verb
 from bide.service.console.pages import (
     Answer,
     ConsoleContext,

@@ -9,7 +9,7 @@ from functools import partial
 from bide.core.instants import Millis
 from bide.engine.registry import Channel
 from bide.insight.minute_log import Flow
-from bide.service.authz import ANONYMOUS, Verb
+from bide.service.access import ANONYMOUS, Verb
 from bide.service.console.pages import ConsoleContext, Page, PageRequest
 from bide.service.health import Level
 from bide.service.requests import Reply

@@ -31,14 +31,20 @@ from bide.service.access import (
     CSRF_FIELD,
     CSRF_HEADER,
     Access,
+    AccessRefused,
+    Caller,
+    Forbidden,
     Session,
     Sessions,
+    TokenBucket,
+    Unauthorized,
+    audit,
+    audit_refused,
     clear_cookie,
     cookie_of,
     refuse_foreign_page,
     set_cookie,
 )
-from bide.service.authz import AccessRefused, Caller, Forbidden, TokenBucket, Unauthorized, audit, audit_refused
 from bide.service.console.i18n import LANGUAGES, Locale, inert, isolated, language_of, zone_of
 from bide.service.console.rendering import render, statics
 from bide.service.health import Health

@@ -21,7 +21,7 @@ from bide.core.wall_clock import zone_info
 from bide.engine.recurring import planned
 from bide.insight.cached_query import CachedQuery
 from bide.insight.recurring import MOST, Miss, misses_of, past_of, recurring_tasks
-from bide.service.authz import Verb
+from bide.service.access import Verb
 from bide.service.console.i18n import Locale, inert_line
 from bide.service.console.pages import ConsoleContext, Page, PageRequest
 from bide.service.console.rendering import recurring_address

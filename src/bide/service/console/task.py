@@ -19,7 +19,7 @@ from bide.core.records import Pause, Record, Ref, Result
 from bide.engine.history import MINUTE
 from bide.insight.cached_query import CachedQuery
 from bide.insight.task_history import TaskHistory, task_history
-from bide.service.authz import Verb
+from bide.service.access import Verb
 from bide.service.console.actions import possible
 from bide.service.console.pages import Answer, ConsoleContext, PageRequest, Route
 from bide.service.console.rendering import address, payload_view, task_address

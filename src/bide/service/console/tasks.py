@@ -27,7 +27,7 @@ from bide.core.records import Count, Filter, Found, Pause, Record, Ref, Result, 
 from bide.engine.client import Client
 from bide.insight.cached_query import CachedQuery
 from bide.insight.dead_letters import DeadLetters, dead_letters, tasks_of_group
-from bide.service.authz import Verb
+from bide.service.access import Verb
 from bide.service.console.actions import possible
 from bide.service.console.i18n import inert_line, isolated
 from bide.service.console.pages import ConsoleContext, Page, PageRequest, filter_fields, read_filter

@@ -28,7 +28,7 @@ from bide.insight.forecast import (
     outlook,
 )
 from bide.insight.minute_log import Fastest, PastInterval
-from bide.service.authz import Verb
+from bide.service.access import Verb
 from bide.service.console.i18n import Locale, inert_line
 from bide.service.console.pages import ConsoleContext, Page, PageRequest
 from bide.service.console.rendering import address

@@ -17,7 +17,7 @@ from bide.engine.history import DeliveryCounts
 from bide.engine.registry import Announced, RouteSettings, settings_of_consumers
 from bide.insight.minute_log import QUARTER, Quarter
 from bide.insight.overview import TopicDetails, Topics, TopicSeen
-from bide.service.authz import Verb
+from bide.service.access import Verb
 from bide.service.console.pages import Answer, ConsoleContext, Page, PageRequest, Route
 from bide.service.console.rendering import address, topic_address
 from bide.service.requests import Reply

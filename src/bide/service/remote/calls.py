@@ -40,7 +40,7 @@ from bide.engine.pauses import PauseGate
 from bide.engine.session import acting_as
 from bide.ports import remote
 from bide.ports.remote import CALL_LASTS, OPERATIONS, Batch, Bounds, Call, Failure, Operation
-from bide.service.authz import ALL_VERBS, AccessRefused, Caller, Verb, audit
+from bide.service.access import ALL_VERBS, AccessRefused, Caller, Verb, audit
 from bide.service.remote.operations import StoreOperations
 from bide.service.requests import BODY_LIMIT, Reply, problem_of
 

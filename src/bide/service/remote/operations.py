@@ -28,7 +28,7 @@ from bide.engine.pauses import PauseGate
 from bide.engine.session import Session, verb_of
 from bide.ports import Pending, all_answers, remote
 from bide.ports.remote import SHORTEST_LEASE, Batch, FlatTally
-from bide.service.authz import Caller, EventQuota, Verb
+from bide.service.access import Caller, EventQuota, Verb
 from bide.service.verbs import set_paused
 
 Got = TypeVar("Got")
