@@ -18,11 +18,13 @@ from tests.service.conftest import KEPT
 from tests.service.console.browsing import Browser
 from tests.service.test_access import make
 
+from bide.core.errors import PartlyFailed, SetupError
 from bide.core.instants import In
 from bide.core.names import RESERVED_TOPICS, new_id
 from bide.core.options import encode_options
 from bide.core.records import Cancel, Filter, Found, NewTask, OnConflict, OutcomeKind, Page, Ref, Settlement
-from bide.service.access import ALL_VERBS, Verb
+from bide.service import server
+from bide.service.access import ALL_VERBS, Refusals, Verb
 from bide.service.contract import CALLS
 from bide.stores.http import HttpStore
 from bide.stores.memory import MemoryStore
@@ -225,6 +227,24 @@ async def test_no_answer_over_the_store_calls_does_either(door: Door) -> None:
     for answer in (refused, *again, *stale):
         assert answer.record is not None
         assert (answer.record.payload, answer.record.options, answer.record.error) == (b"", b"", None)
+
+
+async def test_a_refused_store_call_is_in_the_audit_log(
+    door: Door, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "audit_refused", Refusals().note)  # with no refusals of other tests
+    store = HttpStore(door.service.url, token=door.texts["schedule"])
+    await store.open()
+    with pytest.raises(SetupError):
+        await store.change([Cancel(MINE, "42")], now=0)
+    tasks = [NewTask(topic, "refused", new_id(), In(3_600_000), b"") for topic in (MINE, OTHERS)]
+    with pytest.raises(PartlyFailed):
+        await store.add(tasks, now=0)
+    await store.close()
+    found = [record for record in caplog.records if record.name == "bide.audit" and vars(record)["who"] == "schedule"]
+    assert [(vars(one)["verb"], vars(one)["topic"]) for one in found if vars(one)["answer"] == "forbidden"] == [
+        ("cancel", MINE), ("schedule", OTHERS),
+    ]  # fmt: skip
 
 
 class Leaky(MemoryStore):

@@ -27,8 +27,9 @@ from bide.core.records import Filter, Page
 from bide.engine.history import rows_between
 from bide.ports import remote
 from bide.service import requests, server
-from bide.service.access import ALL_VERBS, COOKIE, Verb, networks_of
+from bide.service.access import ALL_VERBS, Verb, networks_of
 from bide.service.serving import ServeConfig, ServiceInstance
+from bide.service.sessions import COOKIE
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 

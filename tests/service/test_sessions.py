@@ -21,23 +21,16 @@ from bide.core.errors import StoreFull
 from bide.core.names import RESERVED_TOPICS
 from bide.engine.settings_store import SettingsStore
 from bide.service.access import (
-    COOKIE,
     FRESH,
-    LASTS,
     SOON,
     Access,
-    CsrfMismatch,
     ForeignOrigin,
-    Session,
-    Sessions,
     Unauthorized,
-    clear_cookie,
-    cookie_of,
     is_loopback_name,
     refuse_foreign_name,
     refuse_foreign_page,
-    set_cookie,
 )
+from bide.service.sessions import COOKIE, LASTS, CsrfMismatch, Session, Sessions, clear_cookie, cookie_of, set_cookie
 from bide.testing.faults import FaultyStore
 
 HOST = "bide.example:8420"

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from functools import partial
 from typing import NamedTuple
 
 from bide.core.errors import OutcomeUnknown, StoreError
@@ -170,7 +171,12 @@ class Service:
         await reauthorize()
 
     def _problem(self, request: Request, name: str, error: Exception) -> Reply:
+        self._note(request, name, error)
         problem = problem_of(error)
+        return Reply(problem.status, problem.body, CONTENT_TYPE, problem.headers)
+
+    def _note(self, request: Request, name: str, error: Exception) -> None:
+        """Log what an operator has to know of a failed call: a refusal, an unavailable store, a defect."""
         if isinstance(error, AccessRefused):
             audit_refused(error, request.peer)
         elif isinstance(error, StoreError):
@@ -179,9 +185,8 @@ class Service:
             if isinstance(error, OutcomeUnknown):
                 topic, key = request.segments if len(request.segments) == 2 else (None, None)
                 audit_unknown(request.caller.name, name, topic, key)
-        elif problem.status == 500:
+        elif problem_of(error).status == 500:
             _log.exception("a defect in %s", name, exc_info=error)
-        return Reply(problem.status, problem.body, CONTENT_TYPE, problem.headers)
 
     async def _stream(self, streaming: StreamingReply, request: Request, send: Send) -> None:
         """Send the stream until it ends, the client disconnects, or the caller loses access."""
@@ -213,7 +218,8 @@ class Service:
         [operation] = request.segments
         if operation == "listen":
             return StreamingReply(self._store_calls.listen(request.body, request.caller), STREAM_TYPE)
-        return await self._store_calls.answer(operation, request.body, request.caller)
+        note = partial(self._note, request, operation)
+        return await self._store_calls.answer(operation, request.body, request.caller, note)
 
     async def _events(self, request: Request) -> Reply | StreamingReply:
         topic = request.query(("topic",)).get("topic")

@@ -11,7 +11,7 @@ from tests.service.console.conftest import Visit
 from tests.service.test_access import make
 
 from bide.core.instants import Millis
-from bide.service.access import COOKIE
+from bide.service.sessions import COOKIE
 from bide.testing import ManualClock
 
 START: Millis = 1_900_000_020_000

@@ -15,8 +15,9 @@ from tests.waiting import wait_until
 from bide import Bide, Every
 from bide.core.errors import OutcomeUnknown, StoreCorrupt, StoreFull, StoreUnavailable
 from bide.core.names import new_id
-from bide.service.access import COOKIE, Verb
+from bide.service.access import Verb
 from bide.service.console import pages
+from bide.service.sessions import COOKIE
 from bide.stores.memory import MemoryStore
 from bide.testing import FaultyStore
 

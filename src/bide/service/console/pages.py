@@ -28,22 +28,15 @@ from bide.insight.minute_log import LastDay
 from bide.insight.overview import Overviews
 from bide.ports import Policy
 from bide.service.access import (
-    CSRF_FIELD,
-    CSRF_HEADER,
     Access,
     AccessRefused,
     Caller,
     Forbidden,
-    Session,
-    Sessions,
     TokenBucket,
     Unauthorized,
     audit,
     audit_refused,
-    clear_cookie,
-    cookie_of,
     refuse_foreign_page,
-    set_cookie,
 )
 from bide.service.console.i18n import LANGUAGES, Locale, inert, isolated, language_of, zone_of
 from bide.service.console.rendering import render, statics
@@ -58,6 +51,7 @@ from bide.service.requests import (
     problem_of,
     segment,
 )
+from bide.service.sessions import CSRF_FIELD, CSRF_HEADER, Session, Sessions, clear_cookie, cookie_of, set_cookie
 
 _log = logging.getLogger("bide.console")
 HTML = "text/html; charset=utf-8"

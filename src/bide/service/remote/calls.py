@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from bide._version import __version__
 from bide.core.answers import Answer
-from bide.core.errors import BadInput, BideError
+from bide.core.errors import BadInput
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.engine.client import Client
@@ -201,7 +201,7 @@ _WRITING = ALL_VERBS - {Verb.READ, Verb.METRICS, Verb.EVENTS}
 class StoreCalls:
     """Answers the store calls. Belongs to the event loop in which `client` is open.
 
-    `held_back`: the paused topics, whose tasks are not leased. `body_limit`: the limit that is sent to clients.
+    `pause_gate`: knows the paused topics, whose tasks are not leased. `body_limit`: the limit that is sent to clients.
     `trusting` is only for tests of the messages: the callers' clocks apply, options may be any bytes, and only callers
     write events.
     """
@@ -221,8 +221,13 @@ class StoreCalls:
         self._operations = StoreOperations(client, trusting=trusting, pause_gate=pause_gate)
         self._handlers = {name: getattr(self._operations, name) for name in OPERATIONS}
 
-    async def answer(self, name: str, body: bytes, caller: Caller) -> Reply:
-        """Answer one call; errors are replies too. The size of the body has been checked before."""
+    async def answer(
+        self, name: str, body: bytes, caller: Caller, note: Callable[[Exception], object] = lambda error: None
+    ) -> Reply:
+        """Answer one call; errors are replies too. The size of the body has been checked before.
+
+        `note`: called with each error of the call, and of each item that is refused in a batch, for the logs.
+        """
         try:
             if name == "open":
                 return self._open(body, caller)
@@ -231,7 +236,9 @@ class StoreCalls:
                 raise BadInput("operation", name, f"one of open, listen, {', '.join(OPERATIONS)}")
             call = remote.read_call(body)
             request, refused = self._checked(operation, call.request, caller)
-            work = partial(self._do, operation, request, refused, call, caller)
+            for error in refused.values():
+                note(error)
+            work = partial(self._do, operation, request, refused, call, caller, note)
             if not operation.once:
                 return await work()
             session = self._sessions.session(call.session, _identity(caller))
@@ -245,7 +252,7 @@ class StoreCalls:
         except remote.UNREADABLE as error:
             return _failed(400, Failure("bad_input", "", "body", None, f"what a client of bide sends ({error})"))
         except Exception as error:  # noqa: BLE001 - a defect fails this call alone
-            return self._refused(error, name)
+            return _refused(error, note)
 
     def listen(self, body: bytes, caller: Caller) -> AsyncGenerator[bytes, None]:
         """Stream the wakes of topics to a client. Raises BadInput, Forbidden before the stream begins."""
@@ -321,8 +328,9 @@ class StoreCalls:
                 caller.check(verb, None)
 
     async def _do(
-        self, operation: Operation[Any, Any], request: Any, refused: Mapping[int, Exception], call: Call, caller: Caller
-    ) -> Reply:
+        self, operation: Operation[Any, Any], request: Any, refused: Mapping[int, Exception], call: Call,
+        caller: Caller, note: Callable[[Exception], object],
+    ) -> Reply:  # fmt: skip
         try:
             now = self._client.clock.now() if call.now is None or not self._trusting else call.now
             with nullcontext() if self._trusting else acting_as(caller.name, audit):
@@ -333,19 +341,13 @@ class StoreCalls:
             body = remote.encode(remote.Success(self._micros(), Raw(remote.encode(answer)), failed))
             return Reply(200, body, remote.CONTENT_TYPE)
         except Exception as error:  # noqa: BLE001 - a resent call gets the same error as its answer
-            return self._refused(error, operation.name)
+            return _refused(error, note)
 
     def _micros(self) -> int:
         """The current time in microseconds, more precise than the clock's milliseconds."""
         clock = self._client.clock
         now = clock.now()
         return now * 1000 + min(max(int(-clock.seconds_until(now) * 1e6), 0), 999)
-
-    def _refused(self, error: Exception, name: str) -> Reply:
-        if not isinstance(error, BideError):
-            _log.error("a defect in %s of the store calls", name, exc_info=error)
-        problem = problem_of(error)
-        return _failed(problem.status, _failure(error), problem.headers)
 
     async def _wakes(self, topics: Sequence[Topic]) -> AsyncGenerator[bytes, None]:
         """Lines of JSON; an empty one confirms the subscription. Only the earliest wake of each topic waits to be sent,
@@ -397,6 +399,12 @@ def _identity(caller: Caller) -> str:
 
 def _failure(error: Exception) -> Failure:
     return Failure(remote.REFUSED, str(error)) if isinstance(error, AccessRefused) else remote.failure_of(error)
+
+
+def _refused(error: Exception, note: Callable[[Exception], object]) -> Reply:
+    note(error)
+    problem = problem_of(error)
+    return _failed(problem.status, _failure(error), problem.headers)
 
 
 def _failed(status: int, failure: Failure, headers: Mapping[str, str] = {}) -> Reply:

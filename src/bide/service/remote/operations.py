@@ -42,7 +42,7 @@ _LEASE_AGAIN: Millis = 2_000
 
 
 class StoreOperations:
-    """`held_back`: the paused topics. `trusting` is only for tests of the messages."""
+    """`pause_gate`: knows the paused topics. `trusting` is only for tests of the messages."""
 
     def __init__(self, client: Client, *, trusting: bool, pause_gate: PauseGate | None) -> None:
         self._client = client
