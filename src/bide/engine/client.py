@@ -26,7 +26,7 @@ class Client(_EveryVerb):
     """The verbs on a store that this client opens. Use it with `async with`; while open it belongs to one event loop.
 
     `make_store` is called at each `open`. `check_payload(topic, payload)` raises BadPayload. For `actor` see
-    `context.acting_as`.
+    `session.acting_as`.
     """
 
     def __init__(

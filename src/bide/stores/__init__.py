@@ -1,1 +1,1 @@
-"""The stores: one module or package per backend; no backend imports another."""
+"""The stores, a package each, and the modules that they share; no store imports another."""

@@ -1,6 +1,6 @@
 """The policy that turns the end of a delivery into a settlement: retries, the deadline, the limit on losses.
 
-Pure functions. All policy that decides whether a task is delivered again is here, and none in a store.
+Pure functions. No store decides whether a task is delivered again; of recurring tasks, `occurrences` does.
 """
 
 from __future__ import annotations

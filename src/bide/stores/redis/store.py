@@ -153,7 +153,7 @@ class RedisStore(ServerStore[Runtime]):
     ) -> list[Any]:
         opened = self._open()
         answers: list[Any] = []
-        for part in writing.slices(asked, opened.layout.shards):
+        for part in writing.by_load(asked, opened.layout.shards):
             answers += await opened.write(kind, part, words, take, *before, now=self._now(now))
         return gathered(answers)
 

@@ -78,7 +78,7 @@ def sorted_out(
     return calls(), [[place for mine in topics.values() for place in mine] for topics in shards.values()]
 
 
-def slices(asked: Sequence[Asked], shards: int) -> list[Sequence[Asked]]:
+def by_load(asked: Sequence[Asked], shards: int) -> list[Sequence[Asked]]:
     """Parts that give no shard much more than `_MOST` tasks in one call."""
     size = _MOST * shards
     return [asked[first : first + size] for first in range(0, len(asked), size)] if len(asked) > size else [asked]

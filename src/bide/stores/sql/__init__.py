@@ -1,1 +1,1 @@
-"""The code that the PostgreSQL and MySQL stores share; each of the two adds its dialect."""
+"""The code that the PostgreSQL and MySQL stores share. SQLite and memory use its filters and its form of rows too."""

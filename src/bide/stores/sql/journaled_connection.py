@@ -1,6 +1,6 @@
 """One connection for one kind of call, on which each call is done once, however often it is sent.
 
-Each kind (scheduling, leasing, settling, extending, reading) has its own connection, so that settling does not wait
+Each kind (writing, leasing, settling and extending, reading) has its own connection, so that settling does not wait
 for the commit of a schedule. The connection is opened when it is first used, and reopened after it breaks.
 
 A writing call carries the caller's name and a number that only rises. The transaction that does the work also writes

@@ -40,7 +40,7 @@ POLL_EVERY = 0.054
 """Seconds between polls: a listener must be notified within 60 ms, and waking up is half the cost of a poll."""
 AGAIN_AFTER = (0.0003, 0.0006, 0.0012, 0.0025, 0.005, 0.010, 0.020, 0.040)
 """Seconds between checks after a signal: most commits are visible within 1 ms, on a slow disk within 40 ms."""
-TOGETHER = 0.0005
+PAUSE = 0.0005
 """The average seconds between checks of a busy file, which is checked at most 2,000 times a second."""
 _AT_ONCE = 8.0
 """The number of checks allowed without such a pause, because one commit sends several signals."""
@@ -333,10 +333,10 @@ class Watcher:
                 return
             step = 0 if moved else step + 1
             now = time.monotonic()
-            credit = min(_AT_ONCE, credit + (now - checked) / TOGETHER)
+            credit = min(_AT_ONCE, credit + (now - checked) / PAUSE)
             checked = now
             if credit < 1.0:
-                time.sleep(TOGETHER)
+                time.sleep(PAUSE)
                 # only a new signal restarts the checks, otherwise a busy file would be checked endlessly
                 if self._signal.drain():
                     step = 0
