@@ -77,7 +77,7 @@ def test_nothing_of_an_ended_task_is_held(timer: Any) -> None:
     topic = store._topics["t"]
     assert (len(topic.records), len(topic.waits), len(topic.held)) == (0, 0, 0)
     assert topic.timer is None or len(topic.timer) == 0
-    assert [len(listing) for listing in store._listings._kept.values()] == [0, 0]
+    assert [len(one) for its in (topic.listings, topic.groups) for one in its.kept.values()] == [0, 0]
     at_once(store.purge(now=NOW + 10, limit=1))
     assert store._topics == {}, "an empty topic is forgotten at the next purge"
 
@@ -167,20 +167,20 @@ def test_a_listing_is_made_when_somebody_looks_and_dropped_when_nobody_does() ->
     records = {str(number): _record(str(number), number) for number in range(10)}
     listings = Listings(records.values, patience=50)
     listings.note(None, _record("unseen", 1))
-    assert NAMES not in listings._kept
+    assert NAMES not in listings.kept
     assert len(listings.listing(NAMES)) == 10
     for number in range(70):
         listings.note(None, _record(f"new {number}", number))
         listings.note(_record(f"new {number}", number), None)
         listings.listing(NAMES)
-    assert NAMES in listings._kept, "it is looked at"
+    assert NAMES in listings.kept, "it is looked at"
     for number in range(70):
         listings.note(None, _record(f"new {number}", number))
-    assert NAMES in listings._kept, "it has grown, and would cost more to make again"
+    assert NAMES in listings.kept, "it has grown, and would cost more to make again"
     for number in range(70):
         listings.note(_record(f"new {number}", number), None)
-    assert NAMES not in listings._kept
-    assert not listings
+    assert NAMES not in listings.kept
+    assert not listings.kept
 
 
 def test_the_log_keeps_the_newest() -> None:

@@ -13,7 +13,6 @@ leased (`on_lease`: it may be older than the policy allows), and when the next o
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -53,7 +52,7 @@ _COUNTED = 1_000
 """Dropped occurrences are counted up to this number."""
 
 
-class Step(NamedTuple):
+class Step(Struct, frozen=True, gc=False):
     """When the task is due next, and which occurrences are left out before that."""
 
     due_at: Millis | None
@@ -91,20 +90,24 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         nominal = self.rule.after(now)
         return None if nominal is None else self.rule.fires_at(nominal, key)
 
+    @property
+    def _window(self) -> Millis | None:
+        return _PUNCTUAL if self.window is None and self.catch_up is CatchUp.NONE else self.window
+
+    def is_punctual(self, due_at: Millis, now: Millis) -> bool:
+        """True if the occurrence is within its window and the latest, or was fired by hand during a pause."""
+        later, window = self.rule.after(due_at), self._window
+        return self.paused or ((later is None or later > now) and (window is None or now - due_at <= window))
+
     def on_lease(self, due_at: Millis, key: str, born_at: Millis, now: Millis) -> Step | None:
         """None: the occurrence may run. Otherwise it is too old, and the task is to wait for another one.
 
         `born_at`: when this life of the task began. O(occurrences kept or counted), and one step of the rule if the
         occurrence is punctual.
         """
-        rule, window = self.rule, self.window
-        if self.paused:  # it was fired by hand
+        if self.is_punctual(due_at, now):
             return None
-        if window is None and self.catch_up is CatchUp.NONE:
-            window = _PUNCTUAL
-        later = rule.after(due_at)
-        if (later is None or later > now) and (window is None or now - due_at <= window):
-            return None
+        rule, window = self.rule, self._window
         nominal = rule.nominal(due_at, key)
         queued = self.overlap is Overlap.QUEUE and born_at > due_at
         most = self.most if queued or self.catch_up is CatchUp.ALL else int(self.catch_up is CatchUp.LATEST)
@@ -126,12 +129,12 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         later = rule.after(due_at)
         if later is None:
             return Step(None)
-        waits = (
-            self.overlap is Overlap.QUEUE
+        if (
+            later > now
+            or self.overlap is Overlap.QUEUE
             or self.overlap is Overlap.ALLOW
             or (self.catch_up is CatchUp.ALL and later <= began)
-        )
-        if later > now or waits:
+        ):
             return Step(rule.fires_at(later, key))
         target = rule.after(now)
         dropped = len(rule.upto(later, now, _COUNTED))

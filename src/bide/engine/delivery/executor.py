@@ -24,6 +24,7 @@ from bide.core.instants import Length, Millis, When, duration
 from bide.core.options import known_options
 from bide.core.outcomes import Done, End
 from bide.core.records import Lease, Record
+from bide.core.recurrence.plan import Overlap
 from bide.core.tasks import Task
 from bide.engine.background import log_defect
 from bide.engine.config import EngineConfig
@@ -33,6 +34,8 @@ from bide.engine.session import joining, set_running
 from bide.ports import Clock, Route, Store
 
 _log = logging.getLogger("bide.worker")
+_CANCEL_RUNNING = Overlap.CANCEL_RUNNING
+"""Bound once, because an enum member's lookup is slow."""
 _LONGEST_TURN = 0.005
 """Seconds for which a runner may call handlers without yielding to the event loop."""
 _AFTER = 0.002
@@ -243,7 +246,7 @@ class TopicExecutor:
             traced = bool(options.headers)
             if traced:
                 set_running(delivery.record)
-            if options.recurrence is not None:
+            if options.recurrence is not None and options.recurrence.overlap is _CANCEL_RUNNING:
                 timeout = delivery.limit(timeout)
         if timeout is not None:
             delivery.timer = self._loop.call_later(timeout, self._timed_out, delivery)

@@ -35,7 +35,7 @@ from bide.core.records import Leased, NewTask, Record, Settlement, Topic
 from bide.core.recurrence.rules import refresh_zones
 from bide.engine.background import begin, repeat
 from bide.engine.client import Client
-from bide.engine.delivery.occurrences import Refusal, next_life, passed_over
+from bide.engine.delivery.occurrences import Refusal, is_delivered, next_life, passed_over
 from bide.engine.delivery.settlement import dead, reject_reason, release
 from bide.engine.pauses import PauseGate
 from bide.engine.registry import RouteSettings, announce_for_ever
@@ -364,7 +364,7 @@ class LeaseLoop(WakeLoop):
             return Refusal(release(record))
         if record.losses:
             self._note(EventKind.LOSS, record, f"lease lost, {record.losses} in a row", holder)
-        elif record.deadline is None and not record.options:
+        elif record.deadline is None and (not record.options or is_delivered(record.options, record.due_at, now)):
             return None
         keep = self.config.retentions.of(record.topic)
         try:

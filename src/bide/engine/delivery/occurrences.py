@@ -7,10 +7,12 @@ that other tasks do not need, and a crash between two steps repeats a step and l
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from bide.core.errors import BadInput
 from bide.core.instants import At, Millis
 from bide.core.names import new_id
 from bide.core.options import recurrence_of, with_recurrence
@@ -20,6 +22,8 @@ from bide.engine.config import Retention
 
 REMEMBERED: Millis = 86_400_000
 """How long an occurrence that is a task of its own is kept at least, so that a repeated start finds it."""
+_DONE = OutcomeKind.DONE
+"""Bound once, because an enum member's lookup takes as long as making a settlement."""
 
 
 def next_life(record: Record, now: Millis, died: Settlement | None = None) -> Settlement | None:
@@ -30,14 +34,30 @@ def next_life(record: Record, now: Millis, died: Settlement | None = None) -> Se
     recurrence = recurrence_of(record.options)
     if recurrence is None or (died is not None and recurrence.end_when_dead):
         return None
-    due_at, dropped, _ = step = recurrence.on_end(record.due_at, record.key, record.token // 1000, now)
-    if due_at is None:
+    topic, key, token = record.topic, record.key, record.token
+    step = recurrence.on_end(record.due_at, key, token // 1000, now)
+    if step.due_at is None:
         return None
-    topic, key, token, again = record.topic, record.key, record.token, At(due_at)
-    if died is None and not dropped:
-        return Settlement(topic, key, token, OutcomeKind.DONE, again, next_id=new_id())
     error, kind = (step.said, None) if died is None else (died.error, OutcomeKind.DEAD)
-    return Settlement(topic, key, token, OutcomeKind.DONE, again, 0, error, new_id(), counts_as=kind, dropped=dropped)
+    return Settlement(
+        topic, key, token, _DONE, At(step.due_at), 0, error, new_id(), counts_as=kind, dropped=step.dropped
+    )
+
+
+@lru_cache(maxsize=1024)
+def is_delivered(options: bytes, due_at: Millis, now: Millis) -> bool:
+    """True if a task with these options that is due then is delivered now, whatever its key and attempt.
+
+    False: `passed_over` and `deadline_of` decide. Cached, since the tasks of a burst share all three arguments.
+    """
+    recurrence = recurrence_of(options)
+    if recurrence is None:
+        return True
+    late = recurrence.deadline is not None and now > due_at + recurrence.deadline
+    try:
+        return not late and recurrence.overlap is not Overlap.ALLOW and recurrence.is_punctual(due_at, now)
+    except BadInput:  # a damaged rule, or a zone that this machine does not know
+        return False
 
 
 class Refusal(NamedTuple):

@@ -15,11 +15,12 @@ reaches the front; when dead entries outnumber live ones, all are dropped at onc
 The waste, and why it is acceptable: a line may hold as many dead records as live ones, with their payloads. A timer of
 `bide.timers` holds keys instead; pass one to the store to wait on that.
 
-**Listings.** Seven listings serve every filter: one by name, one by group, and one by time for each state. Most
-programs never list tasks, and must not pay for it: a listing costs 1 to 3 microseconds per transition, half as much as
-the transition itself. So the first `find` that needs a listing makes it. That is a sort, which blocks the loop for
-0.1 s with 10^5 tasks and 2 s with 10^6; the cost of every other operation is flat. From then on every transition
-updates the listing. It is dropped once the updates since the last `find` have cost more than making it again would.
+**Listings.** Six listings of each topic, one by name and one by time for each state, and two by group of all topics
+serve every filter. Most programs never list tasks, and must not pay for it, nor for the `find` of bide's own hidden
+topics: a listing costs 1 to 3 microseconds per transition, half as much as the transition itself. So the first `find`
+that needs a listing makes it. That is a sort, which blocks the loop for 0.1 s with 10^5 tasks and 2 s with 10^6; the
+cost of every other operation is flat. From then on every transition updates the listing. It is dropped once the updates
+since the last `find` have cost more than making it again would.
 A page of 100 takes 25 to 60 microseconds from 10^3 to 10^6 tasks. All stores with such indexes share the code that
 reads a filter from them: see `sql.reading`.
 """
@@ -115,11 +116,14 @@ class TopicTasks:
     once.
     """
 
-    __slots__ = ("cancelled", "dead", "done", "held", "leased", "records", "timer", "waits")
+    __slots__ = ("cancelled", "dead", "done", "groups", "held", "leased", "listings", "records", "timer", "waits")
 
-    def __init__(self, timer: Timer[str] | None) -> None:
+    def __init__(self, timer: Timer[str] | None, groups: Listings) -> None:
+        """`groups`: the listings by group, of all topics."""
         self.records: dict[str, Record] = {}
         self.timer = timer
+        self.groups = groups
+        self.listings = Listings(self.records.values)
         self.waits = Line(self.records)
         self.held = Line(self.records)
         self.leased = self.done = self.cancelled = self.dead = 0
@@ -156,6 +160,12 @@ class TopicTasks:
         self.count(new.state, 1)
         if new.state is _WAITING or new.state is _LEASED:
             self.place(new, now)
+
+    def note(self, old: Record | None, new: Record | None) -> None:
+        """Note in the listings that `new` has replaced `old`."""
+        for listings in (self.listings, self.groups):
+            if listings.kept:
+                listings.note(old, new)
 
     def forget(self, old: Record) -> None:
         """Remove a record."""
@@ -213,23 +223,20 @@ class Listings:
     def __init__(self, everything: Callable[[], Iterable[Record]], *, patience: int = _PATIENCE) -> None:
         self._everything = everything
         self._patience = patience
-        self._kept: dict[str, SortedChunks[Entry]] = {}
+        self.kept: dict[str, SortedChunks[Entry]] = {}
         self._unseen: dict[str, int] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._kept)
 
     def note(self, old: Record | None, new: Record | None) -> None:
         """Note that `new` has replaced `old`. O(log n) for each listing kept."""
-        for kind in tuple(self._kept):
-            listing = self._kept[kind]
+        for kind in tuple(self.kept):
+            listing = self.kept[kind]
             before = None if old is None else entry_of(kind, old)
             after = None if new is None else entry_of(kind, new)
             if before == after:
                 continue
             self._unseen[kind] += 1
             if self._unseen[kind] > self._patience + 2 * len(listing):
-                del self._kept[kind], self._unseen[kind]
+                del self.kept[kind], self._unseen[kind]
                 continue
             if before is not None:
                 listing.discard(before)
@@ -239,12 +246,12 @@ class Listings:
     def listing(self, kind: str) -> SortedChunks[Entry]:
         """The listing of that kind, made now if necessary."""
         self._unseen[kind] = 0
-        if kind not in self._kept:
+        if kind not in self.kept:
             entries = (entry_of(kind, record) for record in self._everything())
-            self._kept[kind] = SortedChunks(entry for entry in entries if entry is not None)
-        return self._kept[kind]
+            self.kept[kind] = SortedChunks(entry for entry in entries if entry is not None)
+        return self.kept[kind]
 
-    def forecast(self, topic: str, edges: Sequence[Millis]) -> list[int]:
+    def forecast(self, topic: Topic, edges: Sequence[Millis]) -> list[int]:
         """The number of the topic's tasks that wake in each interval. O(edges x (log n + n / 1000))."""
         waiting = self.listing(State.WAITING.value)
         ranks = [waiting.rank((topic, edge)) for edge in edges]
@@ -254,8 +261,8 @@ class Listings:
 class MemoryReads(Reads):
     """Reads from the listings, without waiting. The token tells equal times apart."""
 
-    def __init__(self, listings: Listings, topics: Mapping[Topic, TopicTasks]) -> None:
-        self._listings = listings
+    def __init__(self, groups: Listings, topics: Mapping[Topic, TopicTasks]) -> None:
+        self._groups = groups
         self._topics = topics
 
     @cached_property
@@ -267,21 +274,27 @@ class MemoryReads(Reads):
             names = self._names[bisect_right(self._names, after) :][:1]
         else:
             # names contain no NUL, so this bound sorts after every entry of `after`
-            entries = self._listings.listing(LIVE_GROUPS if where.live else GROUPS).after((where.group, f"{after}\0"))
+            entries = self._groups.listing(LIVE_GROUPS if where.live else GROUPS).after((where.group, f"{after}\0"))
             names = [entry[1] for entry in islice(entries, 1) if entry[0] == where.group]
         return names[0] if names else None
 
     async def by_name(self, topic: Topic, after: str, where: Filter, most: int) -> list[Located]:
-        kind = NAMES if where.group is None else LIVE_GROUPS if where.live else GROUPS
-        prefix = (topic,) if where.group is None else (where.group, topic)
-        entries = self._listings.listing(kind).after((*prefix, after))
-        found = takewhile(lambda entry: entry[:-1] == prefix, islice(entries, most))
-        return [(0, self._topics[topic].records[key]) for *_, key in found]
+        if (tasks := self._topics.get(topic)) is None:
+            return []
+        prefix: Entry = (topic,) if where.group is None else (where.group, topic)
+        if where.group is None:
+            listing = tasks.listings.listing(NAMES)
+        else:
+            listing = self._groups.listing(LIVE_GROUPS if where.live else GROUPS)
+        found = takewhile(lambda entry: entry[:-1] == prefix, islice(listing.after((*prefix, after)), most))
+        return [(0, tasks.records[key]) for *_, key in found]
 
     async def by_time(
         self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int
     ) -> list[Located]:
+        if (tasks := self._topics.get(topic)) is None:
+            return []
         instant, token = after
-        entries = self._listings.listing(state.value).after((topic, instant, token + 1))
-        found = takewhile(lambda entry: entry[0] == topic and entry[1] < before, islice(entries, most))
-        return [(token, self._topics[topic].records[key]) for _, _, token, key in found]
+        entries = tasks.listings.listing(state.value).after((topic, instant, token + 1))
+        found = takewhile(lambda entry: entry[1] < before, islice(entries, most))
+        return [(token, tasks.records[key]) for _, _, token, key in found]

@@ -74,7 +74,7 @@ class MemoryStore:
         self._token: Token = 0
         self._ended: list[tuple[Millis, Token, Topic, str]] = []
         self._ended_live = 0
-        self._listings = Listings(self._everything)
+        self._groups = Listings(self._everything)
         self._listeners = Listeners(_log)
         self._events: deque[Event] = deque(maxlen=longest_log)
         self._workers: dict[str, tuple[Millis, list[Topic]]] = {}
@@ -96,7 +96,7 @@ class MemoryStore:
         self._check_open()
         answers: list[Answer] = []
         waiting: list[Record] = []
-        listings, last, topic = self._listings, None, None
+        last, topic = None, None
         for new in tasks:
             if topic is None or new.topic != last:
                 last, topic = new.topic, self._topic(new.topic, now)
@@ -116,8 +116,7 @@ class MemoryStore:
                 topic.replace(old, record, now)
                 topic.clear_away()
             waiting.append(record)
-            if listings:
-                listings.note(old, record)
+            topic.note(old, record)
         if self._listeners:
             self._tell(waiting)
         return answers
@@ -149,7 +148,7 @@ class MemoryStore:
 
     async def find(self, where: Filter, page: Page) -> Found:
         self._check_open()
-        return await read_page(where, page, lambda read: read(MemoryReads(self._listings, self._topics)))
+        return await read_page(where, page, lambda read: read(MemoryReads(self._groups, self._topics)))
 
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
@@ -167,7 +166,7 @@ class MemoryStore:
                 if number:
                     counts[name, state] = Count(number)
             if edges is not None and topic.waiting:
-                forecast[name] = [Count(number) for number in self._listings.forecast(name, edges)]
+                forecast[name] = [Count(number) for number in topic.listings.forecast(name, edges)]
         return Tally(counts, forecast)
 
     # verbs for workers
@@ -194,7 +193,7 @@ class MemoryStore:
 
     def _take(self, topic: TopicTasks, want: int, now: Millis, until: Millis, holder: str) -> list[Record]:
         taken: list[Record] = []
-        listings, records, waits = self._listings, topic.records, topic.waits
+        records, waits = topic.records, topic.waits
         # the task whose lease ended first: it stays the first while only waiting tasks are taken
         lost = topic.held.front()
         while len(taken) < want:
@@ -212,8 +211,7 @@ class MemoryStore:
             else:
                 topic.leased += 1
             taken.append(record)
-            if listings:
-                listings.note(old, record)
+            topic.note(old, record)
         # placed only now, otherwise a task whose new lease ends at once would be taken twice
         for record in taken:
             topic.place(record, now)
@@ -231,8 +229,7 @@ class MemoryStore:
         record = lifecycle.extend(old, until)
         topic.replace(old, record, now)
         topic.clear_away()
-        if self._listings:
-            self._listings.note(old, record)
+        topic.note(old, record)
         return True
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
@@ -326,7 +323,7 @@ class MemoryStore:
         topic = self._topics.get(name)
         if topic is None:
             make = self._make_timer
-            topic = self._topics[name] = TopicTasks(None if make is None else make(now))
+            topic = self._topics[name] = TopicTasks(None if make is None else make(now), self._groups)
         return topic
 
     def _record(self, topic: Topic, key: str) -> Record | None:
@@ -340,8 +337,7 @@ class MemoryStore:
         if record.state is _WAITING:
             topic.replace(old, record, now)
             waiting.append(record)
-            if self._listings:
-                self._listings.note(old, record)
+            topic.note(old, record)
         else:
             self._end(topic, old, record, now)
 
@@ -353,8 +349,7 @@ class MemoryStore:
         topic.replace(old, ended, now)
         heappush(self._ended, (ended.keep_until, ended.token, ended.topic, ended.key))
         self._ended_live += 1
-        if self._listings:
-            self._listings.note(old, ended)
+        topic.note(old, ended)
 
     def _revive(self, old: Record) -> None:
         """Note that an ended task lives again, so its retention entry is outdated; clear such entries if many."""
@@ -373,5 +368,4 @@ class MemoryStore:
         topic.forget(old)
         if not topic.records:
             self._vacant.add(old.topic)
-        if self._listings:
-            self._listings.note(old, None)
+        topic.note(old, None)
