@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 
 from bide.core.errors import BadInput
 from bide.core.instants import Millis, instant_text
+from bide.core.options import recurrence_of, with_recurrence
 from bide.core.recurrence import At, Cron, Every, RRule, Rule, refresh_zones, rule_of
+from bide.core.recurrence.plan import Recurrence
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 NAIVE_EPOCH = datetime(1970, 1, 1)
@@ -384,6 +386,17 @@ def test_a_rule_is_the_same_after_a_trip(rule: Rule) -> None:
     assert back.upto(0, ms("2040-01-01"), 50) == rule.upto(0, ms("2040-01-01"), 50)
     assert len(encoded) < 140
     assert len(msgspec.msgpack.encode(Cron("0 8 * * *"))) < 32
+
+
+def test_what_is_stored_can_be_read_back() -> None:
+    """Also a rule from the past; policies of other types are refused rather than stored as a task without a rule."""
+    for begin, first in (("00010101", "2029-01-01T00:00+01:00"), ("19650614", "2029-06-14T00:00+02:00")):
+        rule = RRule(f"DTSTART;VALUE=DATE:{begin}\nRRULE:FREQ=YEARLY", zone="Europe/Rome")
+        assert recurrence_of(with_recurrence(b"", Recurrence(rule=rule))) == Recurrence(rule=rule)
+        assert rule.after(ms("2028-12-01")) == ms(first)
+    for wrong in (None, 1, "no"):
+        with pytest.raises(BadInput, match="rule"):
+            with_recurrence(b"", Recurrence(rule=Every("1h"), end_when_dead=wrong))  # type: ignore[arg-type]
 
 
 def test_damaged_bytes_are_no_rule() -> None:

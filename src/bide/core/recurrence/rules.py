@@ -165,7 +165,8 @@ class RRuleRule(_WallClockRule, frozen=True, tag="rrule"):
     """The times of a recurrence rule of iCalendar, counted from the local time `begin`."""
 
     text: str
-    begin: Annotated[int, Meta(ge=-2 * DAY, le=LAST_INSTANT)]
+    begin: Annotated[int, Meta(ge=-719_162 * DAY, le=LAST_INSTANT)]
+    """From the year 1 on."""
 
     def _stream(self) -> RRuleTimes:
         return rrule_times(self.text, self.begin)
