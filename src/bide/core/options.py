@@ -17,6 +17,8 @@ LONGEST_HEADERS = 4096
 """The most bytes of all headers of a task, encoded."""
 LONGEST_OPTIONS = 2 * LONGEST_HEADERS
 """The most bytes of all options of a task, encoded."""
+_OF_PAUSE = 8
+"""The bytes that a pause adds, so that each task that recurs can be paused."""
 TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
 """W3C Trace Context and Baggage."""
 
@@ -94,7 +96,7 @@ def with_recurrence(options: bytes, recurrence: Recurrence | None, occurrence: M
     """
     changed = msgspec.structs.replace(decode_options(options), recurrence=recurrence, occurrence=occurrence)
     encoded = b"" if changed == NO_OPTIONS else _encoder.encode(changed)
-    if len(encoded) > LONGEST_OPTIONS:
+    if len(encoded) > LONGEST_OPTIONS - (0 if recurrence is None or recurrence.paused else _OF_PAUSE):
         accepted = f"at most {LONGEST_OPTIONS} bytes, encoded: fewer instants or excepted dates"
         raise BadInput("rule", f"{len(encoded)} bytes", accepted)
     if known_options(encoded) != changed:

@@ -228,7 +228,7 @@ class Verbs:
         ask: schemas.Recur = asked(request, "recur")
         rule = rule_of(
             ask.rule, zone=ask.zone, start=ask.start, until=ask.until, times=ask.times, jitter=ask.jitter,
-            except_on=ask.except_on or (), on_gap=ask.on_gap, on_repeat=ask.on_repeat,
+            except_on=ask.except_on, on_gap=ask.on_gap, on_repeat=ask.on_repeat,
         )  # fmt: skip
         answer = await self._client.recurring.add(
             topic, rule, _payload(ask), key=key, group=ask.group, retry=schemas.retries(ask.retry),

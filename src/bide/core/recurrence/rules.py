@@ -37,7 +37,7 @@ class Bounds(TypedDict, total=False):
     until: When | None
     times: int | None
     jitter: Length | None
-    except_on: Iterable[date | str]
+    except_on: Iterable[date | str] | None
     on_gap: OnGap | None
     on_repeat: OnRepeat | None
 
@@ -222,14 +222,14 @@ def Cron(text: str, *, zone: str = "UTC", start: When | None = None, **bounds: U
     if not isinstance(text, str):
         raise BadInput("cron", text, 'text such as "0 8 * * mon-fri"')
     cron_times(text)
-    return _checked(CronRule(text=text.strip(), zone=zone, **_bounds(start, zone, **bounds)), "cron", text)
+    return _checked(CronRule(text=text.strip(), zone=zone, **_bounds(zone, start=start, **bounds)), "cron", text)
 
 
 def Every(length: Length, *, zone: str = "UTC", start: When | None = None, **bounds: Unpack[Bounds]) -> EveryRule:  # noqa: N802
     """A rule of real time: each `length`, at least a second, from the start or the Unix epoch. Raises BadInput."""
     if (millis := duration(length, field="every")) < 1_000:
         raise BadInput("every", length, "a second or more")
-    return _checked(EveryRule(length=millis, zone=zone, **_bounds(start, zone, **bounds)), "every", length)
+    return _checked(EveryRule(length=millis, zone=zone, **_bounds(zone, start=start, **bounds)), "every", length)
 
 
 def RRule(text: str, *, start: When | None = None, zone: str = "UTC", **bounds: Unpack[Bounds]) -> RRuleRule:  # noqa: N802
@@ -238,7 +238,7 @@ def RRule(text: str, *, start: When | None = None, zone: str = "UTC", **bounds: 
     if named is not None and zone not in ("UTC", named):
         raise BadInput("zone", zone, f"{named}, as DTSTART has it, or none")
     zone = named or zone
-    fields = _bounds(start, zone, **bounds)
+    fields = _bounds(zone, start=start, **bounds)
     if fields["start"] is not None:
         local = _local(fields["start"], zone)
         if begin not in (None, local):
@@ -250,7 +250,7 @@ def RRule(text: str, *, start: When | None = None, zone: str = "UTC", **bounds: 
     return _checked(RRuleRule(text=rule, begin=begin, zone=zone, **fields), "rrule", text)
 
 
-def At(*instants: When | Iterable[When], **bounds: Unpack[Bounds]) -> AtRule:  # noqa: N802
+def At(*instants: When | Iterable[When], start: When | None = None, **bounds: Unpack[Bounds]) -> AtRule:  # noqa: N802
     """A rule of up to 4,000 instants, which are given one by one or as a list. Raises BadInput."""
     given = [
         one for some in instants for one in ([some] if isinstance(some, str | datetime) else islice(some, _MOST + 1))
@@ -258,7 +258,7 @@ def At(*instants: When | Iterable[When], **bounds: Unpack[Bounds]) -> AtRule:  #
     if not 0 < len(given) <= _MOST:
         raise BadInput("at", f"{len(given)} instants", f"1 to {_MOST:,} instants")
     at = tuple(sorted({instant(one) for one in given}))
-    return _checked(AtRule(instants=at, **_bounds(None, "UTC", **bounds)), "at", given)
+    return _checked(AtRule(instants=at, **_bounds("UTC", start=start, **bounds)), "at", given)
 
 
 def rule_of(text: str, *, zone: str = "UTC", start: When | None = None, **bounds: Unpack[Bounds]) -> Rule:
@@ -273,11 +273,11 @@ def rule_of(text: str, *, zone: str = "UTC", start: When | None = None, **bounds
 
 
 def _bounds(
-    start: When | None, zone: str, *, until: When | None = None, times: int | None = None, jitter: Length | None = None,
-    except_on: Iterable[date | str] = (), on_gap: OnGap | None = None, on_repeat: OnRepeat | None = None,
+    zone: str, *, start: When | None, until: When | None = None, times: int | None = None, jitter: Length | None = None,
+    except_on: Iterable[date | str] | None = None, on_gap: OnGap | None = None, on_repeat: OnRepeat | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of the bounds, each checked by itself."""
-    days = [except_on] if isinstance(except_on, str | date) else list(islice(except_on, _MOST + 1))
+    days = [except_on] if isinstance(except_on, str | date) else list(islice(except_on or (), _MOST + 1))
     late = 0 if jitter is None else duration(jitter, field="jitter")
     for good, field, value, wanted in (
         (times is None or (type(times) is int and 1 <= times <= 100_000), "times", times, "1 to 100,000"),
