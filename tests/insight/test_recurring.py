@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.engine.conftest import World, virtual
 
-from bide import BadInput, Bide, Dead, Every, Task
+from bide import BadInput, Bide, Dead, Every, Ladder, Task
 from bide.core.instants import Millis
 from bide.core.outcomes import Outcome
 from bide.core.records import Count
@@ -94,6 +94,21 @@ async def test_an_occurrence_that_died(world: World) -> None:
         await app.recurring.add("t", Every("1m"))
         await world.pause(4.5 * 60)
         assert await told(world, app) == {2: "broken"}
+
+
+@virtual
+async def test_an_occurrence_that_died_after_a_retry_is_the_one_that_began(world: World) -> None:
+    app = world.app(world.memory)
+
+    @app.handler("t", retry=Ladder("150s"))
+    async def handle(task: Task[Any]) -> None:
+        if world.elapsed // MINUTE < 5:
+            raise ValueError("broken")
+
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1m"))
+        await world.pause(4.5 * 60)
+        assert (await told(world, app))[1] == "ValueError: broken"
 
 
 async def test_the_search_is_bounded_and_small_topics_are_read_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,16 +38,21 @@ class Miss(NamedTuple):
     """The occurrences that did not run; 0 if the log does not have the number."""
     why: str
     """`late` or `overlap` if the log has the number; else its text."""
+    began: Millis | None
+    """When the first delivery of the occurrence began that the log has; None: it has none."""
 
 
 def misses_of(events: Iterable[Event]) -> list[Miss]:
     """The misses in a log, in its order."""
-    found: list[Miss] = []
-    for one in events:
+    found, log, began = list[Miss](), list(events), dict[str, Millis]()
+    for one in log:
+        if one.kind not in (EventKind.CHANGE, EventKind.DROPPED) and one.was is not None:
+            began[one.id] = min(one.was, began.get(one.id, one.was))
+    for one in log:
         if one.kind in (EventKind.DROPPED, EventKind.DEAD):
             counted = _COUNTED.fullmatch(one.what) if one.kind is EventKind.DROPPED else None
             number, why = (int(counted[2].replace(",", "")), counted[1]) if counted else (0, one.what)
-            found.append(Miss(one, number, why))
+            found.append(Miss(one, number, why, began.get(one.id)))
     return found
 
 
@@ -60,7 +65,7 @@ def past_of(record: Record, now: Millis, misses: Sequence[Miss], most: int) -> l
     past = last_instants(rule, rule.start or 0, now, most)
     told: dict[Millis, Miss] = {}
     for miss in reversed(misses):  # of several the newest
-        at, began, next_at = miss.event.at, miss.event.was, miss.event.wake_at
+        at, began, next_at = miss.event.at, miss.began, miss.event.wake_at
         if miss.event.kind is EventKind.DEAD:
             end, number = (at if began is None else began) + 1, 1
         else:
