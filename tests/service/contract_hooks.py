@@ -18,6 +18,7 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
     """A deadline lies after the due time, a rule fires within its bounds, a backfill ends where it begins, and a cursor
     comes from a page; nobody waits for long.
 
+    Headers are as short and plain as the document says: the service asks less of each, and bounds all together.
     Wall-clock times are of a day and in a zone that there are, and `zone` is such a zone, or the one that they name.
     3.0 is sent as the whole number that it is.
     """
@@ -37,11 +38,17 @@ LATER = re.compile(r"\d{4}-\d\d-\d\dT.*")
 """An instant that may be thousands of years after another."""
 
 
+def _plain(text: Any) -> Any:
+    return re.sub("[^ -~]", "-", text)[:60] or "-" if isinstance(text, str) else text
+
+
 def _said(body: Any) -> Any:
     if isinstance(body, dict) and isinstance(body.get("rule"), str):
         body = {name: value for name, value in body.items() if name not in BOUNDS} | {"rule": "@daily"}
     if isinstance(body, dict) and body.get("do") == "backfill" and LATER.match(str(body.get("until"))):
         body |= {"until": body.get("since", body["until"])}
+    if isinstance(body, dict) and isinstance(body.get("headers"), dict):
+        body = body | {"headers": {_plain(name): _plain(value) for name, value in body["headers"].items()}}
     if isinstance(body, dict):
         left_out = {"deadline": str | float, "zone": str}
         kept = {name: value for name, value in body.items() if not isinstance(value, left_out.get(name, ()))}

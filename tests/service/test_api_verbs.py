@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -626,6 +627,27 @@ def test_half_a_character_is_named(plain: Api, topic: str) -> None:
     assert "\\ud83d is half of a character" in reply.json["detail"]
 
 
+def test_a_recurring_task_takes_headers_and_shows_its_policies(plain: Api, topic: str) -> None:
+    ask = {
+        "rule": "every 1h", "start": "2099-01-01T00:00Z", "times": 3, "headers": {"a": "b"}, "retry": ["1m", "5m"],
+        "window": "90s", "most": 7, "deadline": "2h", "end_when_dead": True,
+    }  # fmt: skip
+    put = partial(plain, "PUT", f"/v1/topics/{topic}/recurring/r")
+    assert [put(ask).answer, put(ask).answer] == [(201, "created"), (200, "kept")]
+    assert put(ask | {"headers": {"a": "c"}}).answer == (200, "replaced")
+    shown = plain("GET", f"/v1/topics/{topic}/recurring/r").json
+    assert {name: shown[name] for name in ("window", "most", "deadline", "end_when_dead", "retry")} == {
+        "window": "1m30s", "most": 7, "deadline": "2h", "end_when_dead": True,
+        "retry": {"policy": "ladder", "rungs": [60_000, 300_000]},
+    }  # fmt: skip
+    assert shown["next"][-1] == "2099-01-01T02:00:00.000Z"
+    assert shown["rule"]["last"] == instant("2099-01-01T02:00Z")
+    [skipped] = plain("POST", f"/v1/topics/{topic}/recurring/r", {"do": "skip_next"}).json
+    [planned] = plain("POST", f"/v1/topics/{topic}/recurring/r", {"do": "replan"}).json
+    assert (skipped["answer"], planned["answer"]) == ("moved", "moved")
+    assert planned["task"]["due_at"] == "2099-01-01T00:00:00.000Z"
+
+
 def test_an_unknown_field_is_named_with_the_nearest_there_is(plain: Api, topic: str) -> None:
     reply = plain("PUT", at(topic, "42"), {"dealy": "1h"})
     assert (reply.status, reply.json["field"]) == (422, "dealy")
@@ -634,6 +656,13 @@ def test_an_unknown_field_is_named_with_the_nearest_there_is(plain: Api, topic: 
     reply = plain("POST", "/v1/schedule", [item, {**item, "xyzzy": 1}])
     assert (reply.status, reply.json["field"]) == (422, "[1].xyzzy")
     assert "on_conflict" in reply.json["detail"]
+    reply = plain("POST", "/v1/schedule", [{**item, "retry": {"policy": "fixed", "wvxyz": 1}}])
+    assert (reply.status, reply.json["field"]) == (422, "[0].retry.wvxyz")
+    assert "pause, rungs, tries" in reply.json["detail"]
+    assert "on_conflict" not in reply.json["detail"]
+    reply = plain("PUT", f"/v1/topics/{topic}/recurring/r", {"rule": "@daily", "xyzzy": 1})
+    assert "headers" in reply.json["detail"]
+    assert "rungs" not in reply.json["detail"]
 
 
 # --- wall-clock times

@@ -124,7 +124,7 @@ CALLS: tuple[Call, ...] = (
     Call(
         name="recur", method="PUT", path=RECURRING_PATH, summary="Let a task recur by a rule, or change the rule",
         ask=schemas.Recur, accepted="a JSON object: rule, zone, start, until, times, jitter, except_on, on_gap, "
-        "on_repeat, payload or payload_base64, group, retry, catch_up, window, most, overlap, deadline, "
+        "on_repeat, payload or payload_base64, group, retry, headers, catch_up, window, most, overlap, deadline, "
         "end_when_dead",
         answers={201: ("A new recurring task was created", AnswerShape), **_ANSWERED, 409: _NOT_NOW},
     ),
@@ -134,8 +134,8 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(
         name="steer", method="POST", path=RECURRING_PATH, ask=schemas.Steer,
-        summary="Pause, resume, skip the next occurrence, run one now, or backfill",
-        accepted="a JSON object: do (pause, resume, skip_next, run_now, backfill), since, until",
+        summary="Pause, resume, skip the next occurrence, replan it, run one now, or backfill",
+        accepted="a JSON object: do (pause, resume, skip_next, replan, run_now, backfill), since, until",
         answers={200: ("One answer; for backfill one for each occurrence", list[ItemShape])},
     ),
     Call(
@@ -220,7 +220,8 @@ _SETTLED = {
 }  # fmt: skip
 _STEPS = {
     "oneOf": [
-        {"properties": {"do": {"enum": ["pause", "resume", "skip_next", "run_now"]}, "since": _NO, "until": _NO}},
+        {"properties": {"do": {"enum": ["pause", "resume", "skip_next", "replan", "run_now"]},
+                        "since": _NO, "until": _NO}},
         {"properties": {"do": {"const": "backfill"}, "since": {"type": "string"}, "until": {"type": "string"}},
          "required": ["since", "until"]},
     ]

@@ -99,7 +99,7 @@ def bad_body(error: Exception, accepted: str, kind: Any, body: bytes) -> Problem
     said = text[: found.start()] if found else text
     unknown = _UNKNOWN_FIELD.fullmatch(said)
     if unknown is not None:
-        names = sorted(_fields_of(kind))
+        names = sorted(_fields_of(kind, re.findall(r"\.(\w+)", found[1]) if found else []))
         near = get_close_matches(unknown[1], names, n=1)
         said = f"no such field; did you mean {near[0]}?" if near else f"no such field; there are {', '.join(names)}"
         field = unknown[1] if field in ("body", "") else f"{field}.{unknown[1]}"
@@ -110,12 +110,14 @@ def bad_body(error: Exception, accepted: str, kind: Any, body: bytes) -> Problem
     )
 
 
-def _fields_of(kind: Any) -> set[str]:
-    """The names of all fields of a type of `schemas`, nested ones too."""
+def _fields_of(kind: Any, place: list[str]) -> set[str]:
+    """The names of the fields at a place within a type of `schemas`; the place is named by the fields around it."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         fields = msgspec.structs.fields(kind)
-        return {one.encode_name for one in fields}.union(*(_fields_of(one.type) for one in fields))
-    return set[str]().union(*map(_fields_of, get_args(kind)))
+        if not place:
+            return {one.encode_name for one in fields}
+        return set[str]().union(*(_fields_of(one.type, place[1:]) for one in fields if one.encode_name == place[0]))
+    return set[str]().union(*(_fields_of(one, place) for one in get_args(kind)))
 
 
 class _Meaning(NamedTuple):

@@ -13,9 +13,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from bide.core.answers import Answer
 from bide.core.events import Event
-from bide.core.instants import Millis, instant_text
+from bide.core.instants import Millis, duration_text, instant_text
 from bide.core.names import error_parts, storable
-from bide.core.options import decode_options, recurrence_of
+from bide.core.options import decode_options, known_options
 from bide.core.records import OnConflict, OutcomeKind, Pause, Record, Result, State, Topic
 from bide.core.recurrence.plan import MOST, CatchUp, Overlap
 from bide.core.recurrence.zones import OnGap, OnRepeat
@@ -189,6 +189,7 @@ class Recur(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     payload_base64: Base64 | UnsetType = UNSET
     group: Name | None = None
     retry: Retries | None = None
+    headers: dict[HeaderText, HeaderText] | None = None
     catch_up: Annotated[str, Meta(extra_json_schema={"enum": [*CatchUp]})] = "latest"
     window: Span | None = None
     most: Annotated[int, Meta(ge=1, le=10_000)] = MOST
@@ -200,7 +201,9 @@ class Recur(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 class Steer(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A step to take with a recurring task; `since` and `until` only with backfill."""
 
-    do: Annotated[str, Meta(extra_json_schema={"enum": ["pause", "resume", "skip_next", "run_now", "backfill"]})]
+    do: Annotated[
+        str, Meta(extra_json_schema={"enum": ["pause", "resume", "skip_next", "replan", "run_now", "backfill"]})
+    ]
     since: Instant | None = None
     until: Instant | None = None
 
@@ -302,6 +305,9 @@ class DetailShape(Struct, frozen=True):
     keep_until: InstantText | None
     retry: Any = UNSET
     headers: dict[str, str] | UnsetType = UNSET
+    recurs: str | UnsetType = UNSET
+    """The rule of a recurring task in words."""
+    paused: OnlyTrue | UnsetType = UNSET
     options_damaged: str | UnsetType = UNSET
 
 
@@ -314,7 +320,13 @@ class RecurringShape(Struct, frozen=True):
     paused: bool
     declared: bool
     catch_up: str
+    window: str | None
+    most: int
     overlap: str
+    deadline: str | None
+    end_when_dead: bool
+    retry: Any
+    """The retry policy of each occurrence, its lengths in milliseconds; null: that of its handler."""
     next: list[InstantText]
 
 
@@ -470,17 +482,24 @@ def detail_shape(record: Record) -> DetailShape:
         options = decode_options(record.options)
     except msgspec.MsgspecError as error:
         return msgspec.structs.replace(shape, options_damaged=str(error))
-    return msgspec.structs.replace(shape, retry=options.retry, headers=dict(options.headers))
+    rule = options.recurrence
+    return msgspec.structs.replace(
+        shape, retry=options.retry, headers=dict(options.headers), recurs=UNSET if rule is None else rule.rule.words,
+        paused=True if rule is not None and rule.paused else UNSET,
+    )  # fmt: skip
 
 
 def recurring_shape(record: Record, now: Millis, most: int) -> RecurringShape | None:
     """A recurring task as JSON, with its next instants, at most `most`; None: the task does not recur."""
-    recurrence = recurrence_of(record.options)
+    options = known_options(record.options)
+    recurrence = options.recurrence
     if recurrence is None:
         return None
+    window, deadline = (None if one is None else duration_text(one) for one in (recurrence.window, recurrence.deadline))
     return RecurringShape(
         task_shape(record), msgspec.to_builtins(recurrence.rule), recurrence.rule.words,
-        recurrence.paused, recurrence.declared, recurrence.catch_up.value, recurrence.overlap.value,
+        recurrence.paused, recurrence.declared, recurrence.catch_up.value, window, recurrence.most,
+        recurrence.overlap.value, deadline, recurrence.end_when_dead, options.retry,
         [instant_text(one) for one in planned(record, now, most)],
     )  # fmt: skip
 

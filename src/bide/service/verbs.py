@@ -232,8 +232,8 @@ class Verbs:
         )  # fmt: skip
         answer = await self._client.recurring.add(
             topic, rule, _payload(ask), key=key, group=ask.group, retry=schemas.retries(ask.retry),
-            catch_up=ask.catch_up, window=ask.window, most=ask.most, overlap=ask.overlap, deadline=ask.deadline,
-            end_when_dead=ask.end_when_dead,
+            headers=ask.headers, catch_up=ask.catch_up, window=ask.window, most=ask.most, overlap=ask.overlap,
+            deadline=ask.deadline, end_when_dead=ask.end_when_dead,
         )  # fmt: skip
         return reply_to(answer, request.caller, paused=self._client.known_pauses)
 
@@ -255,7 +255,10 @@ class Verbs:
             if ask.since is None or ask.until is None:
                 raise BadInput("since, until", (ask.since, ask.until), "both, with backfill")
             return await self._answered(request, verbs.backfill(topic, key, since=ask.since, until=ask.until))
-        steers = {"pause": verbs.pause, "resume": verbs.resume, "skip_next": verbs.skip_next, "run_now": verbs.run_now}
+        steers = {
+            "pause": verbs.pause, "resume": verbs.resume, "skip_next": verbs.skip_next, "replan": verbs.replan,
+            "run_now": verbs.run_now,
+        }  # fmt: skip
         if ask.do not in steers:
             raise BadInput("do", ask.do, f"one of {', '.join(steers)}, backfill")
         if ask.since is not None or ask.until is not None:
