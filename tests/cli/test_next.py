@@ -44,6 +44,14 @@ def test_a_rule_that_ends_says_so(line: CommandLine) -> None:
     assert line.run(*words, "2024-01-02T08:00Z", code=1).stdout.splitlines() == ['rrule "FREQ=DAILY;COUNT=2" in UTC']
 
 
+def test_the_zone_of_the_rule_is_that_of_after(line: CommandLine) -> None:
+    words = ("next", "0 20 * * *", "--zone", "Asia/Tokyo", "-n", "1", "--after")
+    assert line.one(*words, "2030-01-31 20:00")["at"] == "2030-02-01T11:00:00.000Z"
+    assert line.one(*words, "2030-01-31 20:00 UTC")["at"] == "2030-02-01T11:00:00.000Z"
+    assert line.one(*words, "tomorrow 20:00")["zone"] == "Asia/Tokyo"
+    assert line.error("next", "@daily", "--after", "2030-01-31 20:00").startswith("bide: --after: ")
+
+
 def test_refusals_name_the_field(line: CommandLine) -> None:
     assert line.error("next", "61 * * * *").startswith("bide: minute: ")
     assert line.error("next", "@daily", "--zone", "Mars").startswith("bide: zone: ")

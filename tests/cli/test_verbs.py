@@ -50,6 +50,25 @@ def test_a_time_in_the_past_is_said(line: CommandLine) -> None:
     assert ", so now" in line.run("move", "t", "k", "--at", "2020-01-01T00:00:00Z").stdout
 
 
+def test_a_recurring_task_is_added_with_each_option_and_shown_as_one(line: CommandLine) -> None:
+    line.run(
+        "recurring", "add", "rent", "0 8 1 * *", "--start", "2099-01-01T00:00Z", "--times", "3", "--except-on",
+        "2099-02-01", "--except-on", "2099-03-01", "--on-gap", "skip", "--on-repeat", "both", "--retry", "patient",
+        "--end-when-dead",
+    )  # fmt: skip
+    shape = line.one("recurring", "ls", "rent", "-n", "9")
+    assert [at[:10] for at in shape["next"]] == ["2099-01-01", "2099-04-01", "2099-05-01"]
+    assert (shape["rule"]["on_gap"], shape["rule"]["on_repeat"]) == ("skip", "both")
+    assert (shape["retry"]["policy"], shape["end_when_dead"]) == ("exponential", True)
+    assert "recurs      at 08:00 on day 1 of the month, UTC" in line.run("show", "rent", "rent").stdout
+    line.run("recurring", "pause", "rent")
+    assert "of the month, UTC; paused" in line.run("show", "rent", "rent").stdout
+    details = line.one("show", "rent", "rent")["details"]
+    assert (details["recurs"], details["paused"]) == ("at 08:00 on day 1 of the month, UTC", True)
+    line.run("schedule", "t", "--key", "k", "--delay", "1h")
+    assert "recurs" not in line.run("show", "t", "k").stdout
+
+
 def test_on_conflict(line: CommandLine) -> None:
     args = ("schedule", "t", "--key", "k", "--delay")
     line.run(*args, "1h")

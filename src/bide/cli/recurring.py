@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any
+from contextlib import suppress
+from typing import Any, get_args
 from zoneinfo import ZoneInfo
 
 import click
@@ -23,10 +24,14 @@ from bide.cli.output import (
 )
 from bide.cli.schedule import read_payload
 from bide.core.answers import Answer
+from bide.core.errors import BadInput
 from bide.core.instants import Millis, as_datetime, instant, instant_text
 from bide.core.records import Result
 from bide.core.recurrence import CronRule, RRuleRule, Rule, rule_of
 from bide.core.recurrence.plan import CatchUp, Overlap
+from bide.core.recurrence.rules import Bounds
+from bide.core.recurrence.zones import OnGap, OnRepeat
+from bide.core.retry import PRESETS
 from bide.core.tasks import Task
 from bide.engine.recurring import default_key, planned
 from bide.service.schemas import answer_shape, recurring_shape
@@ -88,7 +93,11 @@ def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
 @click.option("--zone", default="UTC", show_default=True, help="The time zone of the rule, such as Asia/Shanghai.")
 @click.option("--start", metavar="INSTANT", help="The first instant at which it may run.")
 @click.option("--until", metavar="INSTANT", help="The last instant at which it may run.")
+@click.option("--times", type=WholeNumber(1, 100_000), help="How often it runs in all, from --start on.")
 @click.option("--jitter", metavar="LENGTH", help="Delay each key by its own fixed time, at most this long.")
+@click.option("--except-on", metavar="DATE", multiple=True, help="Not on this date; may be given several times.")
+@click.option("--on-gap", type=click.Choice(get_args(OnGap)), help="For times that the clocks skip.")
+@click.option("--on-repeat", type=click.Choice(get_args(OnRepeat)), help="For times that the clocks repeat.")
 @click.option("--group", help="Tasks of one group are shifted and cancelled together.")
 @click.option(
     "--catch-up", type=click.Choice([*map(str, CatchUp)]), default="latest", show_default=True, help="After an outage."
@@ -99,17 +108,19 @@ def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
 @click.option("--window", metavar="LENGTH", help="Run no occurrence that is later than this.")
 @click.option("--most", type=WholeNumber(1, 10_000), default=100, help="With all or queue: at most so many.")
 @click.option("--deadline", metavar="LENGTH", help="Deliver no occurrence later than this after it was due.")
+@click.option("--end-when-dead", is_flag=True, help="End the rule with the first occurrence that dies.")
+@click.option("--retry", type=click.Choice(list(PRESETS)), help="The retry policy of each occurrence.")
 @shared_options()
 @click.pass_obj
 def add(
-    context: Context, /, topic: str, rule: str, payload: str | None, key: str | None, zone: str, start: str | None,
-    until: str | None, jitter: str | None, **options: Any,
-) -> Exit:  # fmt: skip
+    context: Context, /, topic: str, rule: str, payload: str | None, key: str | None, zone: str, **options: Any
+) -> Exit:
     """Let a task of TOPIC recur by RULE: "0 8 * * mon-fri", "@daily", "every 15m", or "FREQ=MONTHLY;BYDAY=-1FR".
 
     PAYLOAD is as in `bide schedule`. Once more with another rule, it changes the rule and moves the next occurrence.
     """
-    made = rule_of(rule, zone=zone, start=start, until=until, jitter=jitter)
+    bounds = {name: options.pop(name) for name in ("start", *Bounds.__annotations__)}
+    made = rule_of(rule, zone=zone, **bounds)
     data = read_payload(payload, raw=False)
     return _one(context, topic, key, lambda app: app.recurring.add(topic, made, data, key=key, **options), make=True)
 
@@ -170,19 +181,19 @@ def _one(
 
 @click.command("next")
 @click.argument("rule", metavar="RULE")
-@click.option("--zone", default="UTC", metavar="ZONE", help="The time zone of the rule, such as Europe/Rome.")
+@click.option("--zone", metavar="ZONE", help="The time zone of the rule, such as Europe/Rome; UTC by default.")
 @click.option("-n", "count", default="5", metavar="N", type=WholeNumber(1, 10_000), help="How many; 5 by default.")
 @click.option("--after", metavar="INSTANT", help="Start after this instant, such as 2030-01-31T08:00Z; now by default.")
 @click.option("--start", metavar="INSTANT", help="The start of the rule, from which an RRULE counts.")
 @shared_options(store=False)
 @click.pass_obj
-def next_runs(context: Context, rule: str, zone: str, count: int, after: str | None, start: str | None) -> Exit:
+def next_runs(context: Context, rule: str, zone: str | None, count: int, after: str | None, start: str | None) -> Exit:
     """Show when a recurring rule runs next. RULE is "0 8 * * mon-fri", "@daily", "every 15m" or "FREQ=DAILY".
 
     Exit code 1: it never runs again.
     """
-    recurring = rule_of(rule, zone=zone, start=start)
-    first = current_millis() if after is None else instant(after, field="--after", now=current_millis)
+    recurring = rule_of(rule, zone=zone or "UTC", start=start)
+    first = current_millis() if after is None else _instant_of(after, zone)
     at = recurring.after(first)
     if not context.json:
         click.echo(recurring.words)
@@ -195,6 +206,13 @@ def next_runs(context: Context, rule: str, zone: str, count: int, after: str | N
     if not context.json and isinstance(recurring, CronRule | RRuleRule) and recurring.gap == "skip":
         click.echo(_SKIPS)
     return Exit.DONE if shown else Exit.NOT_DONE
+
+
+def _instant_of(text: str, zone: str | None) -> Millis:
+    """The instant of --after, in its own zone or else that of the rule. Raises BadInput."""
+    with suppress(BadInput):
+        return instant(text, field="--after", now=current_millis)
+    return instant(text, field="--after", now=current_millis, zone=zone)
 
 
 def _show(context: Context, rule: Rule, at: Millis) -> None:

@@ -16,7 +16,7 @@ from bide.cli.output import current_millis, length_words, local_words, moment_wo
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.names import error_parts
-from bide.core.options import decode_options
+from bide.core.options import decode_options, recurrence_of
 from bide.core.records import Record, State
 from bide.insight.task_history import Attempt
 
@@ -97,6 +97,8 @@ def print_task(record: Record, last: Attempt | None, why: Sequence[str]) -> None
 
     row("task", f"{record.topic}/{record.key}", "bold")
     row("state", state, STYLES.get(state, ""))
+    if (recurrence := recurrence_of(record.options)) is not None:
+        row("recurs", recurrence.rule.words + ("; paused" if recurrence.paused else ""))
     row("group", record.group)
     when("asked for", record.due_at)
     if record.state.live:
