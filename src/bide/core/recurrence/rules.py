@@ -328,6 +328,7 @@ def _checked(rule: R, field: str, given: object) -> R:
 
 
 def _last(rule: _Recurrence) -> Millis | None:
+    """The last of the counted times. None: they are not counted, or the rule ends before. Raises BadInput."""
     lasts = [] if rule.times is None else [_nth(rule, rule.times, "times")]
     if isinstance(rule, RRuleRule) and (count := rrule_times(rule.text, rule.begin).count):
         begun = None if rule.start is None or _local(rule.start, rule.zone) != rule.begin else rule.start
