@@ -17,9 +17,9 @@ from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.core.recurrence.zones import DAY
 
 _LONGEST, _MOST_A_DAY = 1_000, 96
-MOST_OF_STEP, MOST_OF_COUNT = 41 * 366, 40_000
+MOST_OF_STEP, MOST_OF_COUNT = 41 * 366, 60_000
 """The days that are searched for a next time (each date and weekday comes again within 40 years), and for the last of
-those that are counted. A month is ten days; an hour of a rule by minutes, and a minute of a rule by seconds, is one."""
+those that are counted. Ten days are a month, or a period that is looked at in vain for a rule of hours or less."""
 _UNITS = {"SECONDLY": 1, "MINUTELY": 60, "HOURLY": 3_600, "DAILY": 86_400, "WEEKLY": 7 * 86_400}
 _MONTHS = {"MONTHLY": 1, "YEARLY": 12}
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
@@ -156,10 +156,12 @@ class RRuleTimes:
                     found = times[place] * 1000
                     return found if found <= self._until else None, left
                 begun, index = index, index + 1 if self.fixed else self._units(index + 1).start // self._size
+                for size, modulus, given in self._limits:  # past an hour that a rule by seconds leaves out
+                    if size > self._size and (closed := index * self._size // size) % modulus not in given:
+                        index = (closed + 1) * size // self._size
                 day = self._days(index).start
                 index = max(index, self._index((day if self._matches(day) else self._closed_until(day)) * 86_400))
-                passed = index - begun
-                left -= passed * (self._months * 10 or 1) if self.fixed else max(1, passed * self._size // 86_400)
+                left -= (index - begun) * (self._months * 10 or 1) if self.fixed else 10
         except (OverflowError, ValueError):  # after the year 9999
             pass
         return None, left
