@@ -31,10 +31,12 @@ def next_life(record: Record, now: Millis, died: Settlement | None = None) -> Se
 
     There is none if the task does not recur, its rule has ended, or it is to end with the first death.
     """
+    topic, key, token = record.topic, record.key, record.token
+    if died is None and (again := next_for_all(record.options, record.due_at, now)) is not None:
+        return Settlement(topic, key, token, _DONE, again, next_id=new_id())
     recurrence = recurrence_of(record.options)
     if recurrence is None or (died is not None and recurrence.end_when_dead):
         return None
-    topic, key, token = record.topic, record.key, record.token
     step = recurrence.on_end(record.due_at, key, token // 1000, now)
     if step.due_at is None:
         return None
@@ -42,6 +44,19 @@ def next_life(record: Record, now: Millis, died: Settlement | None = None) -> Se
     return Settlement(
         topic, key, token, _DONE, At(step.due_at), 0, error, new_id(), counts_as=kind, dropped=step.dropped
     )
+
+
+@lru_cache(maxsize=1024)
+def next_for_all(options: bytes, due_at: Millis, now: Millis) -> At | None:
+    """When every task with these options and due time is due next, if it ends now; None: `Recurrence.on_end` decides.
+
+    Cached, as `is_delivered`.
+    """
+    recurrence = recurrence_of(options)
+    if recurrence is None or recurrence.paused or recurrence.rule.jitter:
+        return None
+    later = recurrence.rule.after(due_at)
+    return None if later is None or later <= now else At(later)
 
 
 @lru_cache(maxsize=1024)
