@@ -12,7 +12,9 @@ leased (`on_lease`: it may be older than the policy allows), and when the next o
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from enum import StrEnum
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -105,20 +107,22 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
     def on_lease(self, due_at: Millis, key: str, born_at: Millis, now: Millis) -> Step | None:
         """None: the occurrence may run. Otherwise it is too old, and the task is to wait for another one.
 
-        `born_at`: when this life of the task began. O(occurrences kept or counted), and one step of the rule if the
-        occurrence is punctual.
+        `born_at`: when this life of the task began. One step of the rule if the occurrence is punctual, else O(most) or
+        O(occurrences counted), once for all occurrences that are caught up before the next one comes.
         """
         if self.is_punctual(due_at, key, now):
             return None
         rule, window = self.rule, self._window
         nominal, coming = rule.nominal(due_at, key), rule.coming(now, key)
-        last = now if coming is None else min(now, coming - 1)
+        last = LAST_INSTANT if coming is None else coming - 1
         queued = self.overlap is Overlap.QUEUE and born_at > due_at
         most = self.most if queued or self.catch_up is CatchUp.ALL else int(self.catch_up is CatchUp.LATEST)
-        kept = last_instants(rule, nominal, last, most) if most else []
+        newest = _newest(rule, last, most) if most else ()
+        kept = list(newest[bisect_left(newest, nominal) :])
         if len(kept) < most and kept[:1] != [nominal]:
             kept.insert(0, nominal)  # it was moved to a time that is none of the rule's
-        kept = [one for one in kept if window is None or now - rule.fires_at(one, key) <= window]
+        if window is not None:
+            kept = kept[bisect_left(kept, now - window, key=lambda one: rule.fires_at(one, key)) :]
         if kept and nominal >= kept[0]:
             return None
         target = kept[0] if kept else coming
@@ -149,7 +153,7 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         ):
             return Step(due)
         target = rule.coming(now, key)
-        dropped = len(rule.upto(later, now if target is None else min(now, target - 1), _COUNTED))
+        dropped = len(rule.upto(later, LAST_INSTANT if target is None else target - 1, _COUNTED))
         return Step(None if target is None else rule.fires_at(target, key), dropped, "overlap")
 
 
@@ -164,6 +168,11 @@ def last_instants(rule: Rule, first: Millis, last: Millis, most: int) -> list[Mi
         if len(found) >= most or start == first:
             return found[-most:]
         length *= 4
+
+
+@lru_cache(maxsize=16)
+def _newest(rule: Rule, last: Millis, most: int) -> tuple[Millis, ...]:
+    return tuple(last_instants(rule, 0, last, most))
 
 
 def occurrence_key(key: str, nominal: Millis) -> str:
