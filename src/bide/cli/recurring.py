@@ -80,7 +80,7 @@ def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
     console().print(table)
 
 
-@recurring.command(short_help="Let a task recur by a rule, or change its rule.")
+@recurring.command(short_help="Make a task recur by a rule, or change its rule.")
 @click.argument("topic")
 @click.argument("rule")
 @click.argument("payload", required=False)
@@ -105,9 +105,9 @@ def add(
     context: Context, /, topic: str, rule: str, payload: str | None, key: str | None, zone: str, start: str | None,
     until: str | None, jitter: str | None, **options: Any,
 ) -> Exit:  # fmt: skip
-    """Let a task of TOPIC recur by RULE: "0 8 * * mon-fri", "@daily", "every 15m", or "FREQ=MONTHLY;BYDAY=-1FR".
+    """Make a task of TOPIC recur by RULE: "0 8 * * mon-fri", "@daily", "every 15m", or "FREQ=MONTHLY;BYDAY=-1FR".
 
-    PAYLOAD is as in `bide schedule`. Once more with another rule, it changes the rule and moves the next occurrence.
+    PAYLOAD is as in `bide schedule`. Run again with another RULE, it changes the rule and moves the next occurrence.
     """
     made = rule_of(rule, zone=zone, start=start, until=until, jitter=jitter)
     data = read_payload(payload, raw=False)
@@ -129,7 +129,7 @@ def _verb(name: str, about: str, done: str | None = None) -> None:
 _verb("pause", "Hold its occurrences back until it is resumed.", "paused")
 _verb("resume", "Let it recur again, from its next instant on.", "resumed")
 _verb("skip_next", "Skip the next occurrence.")
-_verb("run_now", "Run it once now, beside the plan.")
+_verb("run_now", "Run it once now, in addition to the plan.")
 _verb("replan", "Compute its next instant again, as after a change of the zone database.")
 _verb("remove", "End it: no occurrence follows.")
 

@@ -120,7 +120,7 @@ class Recurring:
     async def add(
         self, /, topic: str, rule: Rule, payload: object = None, *, declared: bool = False, **options: Any
     ) -> Answer:
-        """Let a task of `topic` recur by `rule`: `created`, `kept` if nothing changed, `replaced` otherwise.
+        """Make a task of `topic` recur by `rule`: `created`, `kept` if nothing changed, `replaced` otherwise.
 
         A change moves the next occurrence. One that is already due still runs, and one that has begun goes on: then
         the answer is `under_way`, and nothing has changed: repeat the call.
