@@ -33,7 +33,7 @@ from bide.engine.verbs import ClientVerbs, one_of
 
 _log = logging.getLogger("bide.recurring")
 LONGEST_KEY = 175
-"""The most bytes of a recurring task's key: an occurrence of its own has `@` and its instant appended."""
+"""The most bytes of a recurring task's key: the key of a separate occurrence has `@` and its instant appended."""
 MOST_BACKFILLED = 10_000
 """The most occurrences of one backfill."""
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
@@ -43,10 +43,10 @@ _OVERLAPS = {choice.value: choice for choice in Overlap}
 
 
 class RuleEnded(BadInput):
-    """A rule has no instant that lies ahead."""
+    """A rule has no future instant."""
 
     def __init__(self, rule: Rule) -> None:
-        super().__init__("rule", rule.words, "a rule with an instant that lies ahead")
+        super().__init__("rule", rule.words, "a rule with a future instant")
 
     def __reduce__(self) -> Any:
         return BadInput, (self.field, self.value, self.accepted)
@@ -120,19 +120,19 @@ class Recurring:
     async def add(
         self, /, topic: str, rule: Rule, payload: object = None, *, declared: bool = False, **options: Any
     ) -> Answer:
-        """Let a task of `topic` recur by `rule`: `created`, `kept` if the same is there, `replaced` if it changed.
+        """Make a task of `topic` recur by `rule`: `created`, `kept` if nothing changed, `replaced` otherwise.
 
         A change moves the next occurrence. One that is already due still runs, and one that has begun goes on: then
-        the answer is `under_way`, nothing has changed, and the call is to be repeated.
+        the answer is `under_way`, and nothing has changed: repeat the call.
 
         - `key`: its name within the topic; by default the topic's name.
         - `payload`, `group`, `retry`, `headers`: as in `app.schedule`, for each occurrence.
         - `catch_up`: what happens to occurrences that could not start in time, as after an outage. "latest" runs the
           latest one, "all" each of them, at most the last `most`, and "none" none.
         - `window`: a length; an occurrence that is later than this does not run.
-        - `overlap`: what happens to an occurrence that comes while the one before it runs. "skip" leaves it out,
-          "queue" runs it afterwards, "allow" runs it as a task of its own (with the key `key@instant`), and
-          "cancel_running" cancels the one that runs.
+        - `overlap`: what happens to an occurrence that comes while the one before it runs. "skip" drops it,
+          "queue" runs it afterwards, "allow" runs it as a separate task (with the key `key@instant`), and
+          "cancel_running" cancels the running one.
         - `deadline`: a length after which an occurrence must no longer be delivered.
         - `end_when_dead`: end the rule with the first occurrence that dies; by default it goes on.
         """
@@ -202,9 +202,9 @@ class Recurring:
         return await self._change(topic, key, lambda old, now: _with_pause(old, now, paused=False))
 
     async def skip_next(self, topic: str, key: str | None = None) -> Answer:
-        """Leave out the next occurrence: `moved`. `under_way`: one is running now, and the next is not planned yet.
+        """Skip the next occurrence: `moved`. `under_way`: one is running now, and the next is not planned yet.
 
-        `refused`: it is paused. The last occurrence is left out by ending the rule: `cancelled`.
+        `refused`: it is paused. If it is the last occurrence, the rule ends: `cancelled`.
         """
         found = await self._found(topic, key)
         if found is None:
@@ -219,14 +219,14 @@ class Recurring:
         return await self._client._session.change(move)
 
     async def run_now(self, topic: str, key: str | None = None) -> Answer:
-        """Run it once now, as a task of its own and beside the plan: `created`; also while it is paused."""
+        """Run it once now, as a separate task in addition to the plan: `created`; also while it is paused."""
         now = self._client.clock.now()
         return (await self._own_tasks(topic, key, [now]))[0]
 
     async def backfill(self, topic: str, key: str | None = None, *, since: When, until: When) -> list[Answer]:
-        """Run the occurrences of the rule from `since` to `until`, both inclusive, as tasks of their own.
+        """Run the occurrences of the rule from `since` to `until`, both inclusive, as separate tasks.
 
-        `kept`: that occurrence is there already. At most 10,000; raises BadInput for more.
+        `kept`: that occurrence exists already. At most 10,000; raises BadInput for more.
         """
         now = self._client.clock.now
         first, last = instant(since, field="since", now=now), instant(until, field="until", now=now)
@@ -255,7 +255,7 @@ class Recurring:
                 yield task
 
     async def replan(self, topic: str, key: str | None = None) -> Answer:
-        """Compute the next occurrence anew, as after a change of the zone database: `moved`, or `kept`."""
+        """Compute the next occurrence again, as after a change of the zone database: `moved`, or `kept`."""
         found, now = await self._found(topic, key), self._client.clock.now()
         if found is None:
             return Answer(Result.NOT_FOUND)
@@ -266,7 +266,7 @@ class Recurring:
         return await self._client._session.change(Move(record.topic, record.key, At(due_at), record.token))
 
     async def _change(self, topic: str, key: str | None, make: Callable[[Record, Millis], NewTask | None]) -> Answer:
-        """Replace the task by `make(task, now)`; None: nothing is to change. While an occurrence runs, try again."""
+        """Replace the task by `make(task, now)`; None: no change is needed. While an occurrence runs, try again."""
         session, clock = self._client._session, self._client.clock
         record: Record | None = None
         for pause in _PAUSES:
@@ -325,7 +325,7 @@ def is_recurring(task: Task[Any]) -> bool:
 def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
     """The task that replaces `old`, which is not leased; None if it is as wanted.
 
-    An occurrence that is due, or that waits for its jitter only, keeps its time. A pause stays.
+    An occurrence that is due, or waits only for its jitter, keeps its time. A pause stays.
     """
     recurrence, before = recurrence_of(wanted.options), recurrence_of(old.options)
     assert recurrence is not None

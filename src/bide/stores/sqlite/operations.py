@@ -4,7 +4,7 @@ Each operation reads rows, lets `core.lifecycle` decide, and writes rows, so it 
 store. If the write itself can decide the common case (a new key, a plain Done), one optimistic statement for the whole
 batch comes first, and its row count shows whether it applied to all.
 
-The log of events and the register of workers, at the end, have tables of their own.
+The log of events and the register of workers, at the end, have separate tables.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ transaction token:written (if one was given out), "before commit", "after commit
 _MOST_WAKES = 64
 """The most topics whose heads one transaction reads and notes; of more it only notes that there were some."""
 _KEPT_WAKES = 512
-"""At least so many notes are kept for the watchers of other processes."""
+"""The least number of notes that are kept for the watchers of other processes."""
 _ANY_TOPIC: Topic = ""
 KEEP_DAMAGED: Millis = 14 * 86_400_000
 """How long a task that was set aside is kept: the default retention of dead tasks."""
@@ -495,7 +495,7 @@ def events(cursor: sqlite3.Cursor, ref: Ref | None, limit: int, kept: int) -> li
         try:
             found.append(_event(row))
         except ValueError as error:
-            _log.warning("an entry of the log of events cannot be read, and is passed over: %s", error)
+            _log.warning("an entry of the event log cannot be read and is skipped: %s", error)
     return found
 
 
