@@ -11,7 +11,8 @@
       LEASED with wake_at <= now (the holder died or hung) is leased again: same arrow, new token, next attempt.
 
 `TABLE` gives the answer and the next state for every verb and state, and the functions below it the new record. A store
-that decides in Python calls them; the store suite checks that a store that decides in SQL or Lua matches them. Each costs O(1) and uses no clock and no I/O: `now` and `token` are arguments.
+that decides in Python calls them; the store suite checks that a store that decides in SQL or Lua matches them. Each
+costs O(1) and uses no clock and no I/O: `now` and `token` are arguments.
 """
 
 from __future__ import annotations
