@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Awaitable
 from contextlib import closing
@@ -10,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.conftest import World, nothing, stores, virtual
+from tests.engine.conftest import World, nothing, stores, task_of, virtual
 from tests.service.calling import running
 from tests.waiting import until
 
-from bide import Answer, At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Handler, Result, Task
+from bide import Answer, At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Handler, Ladder, Result, Task
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.core.outcomes import Done, Outcome
 from bide.core.records import Lease
@@ -514,3 +515,102 @@ async def test_a_worker_of_a_remote_store_runs_a_rule(tmp_path: Path) -> None:
             await until(lambda: steering(app.recurring.pause("t")), "the pause")
             await app.recurring.run_now("t")
             await until(lambda: "@" in ran[-1].key, "the run beside the plan")
+
+
+def recurs(world: World, length: str, *, takes: float, **settings: Any) -> tuple[Bide, Runs]:
+    """A version of a program that declares `Every(length)`."""
+    app = world.app(**settings)
+    runs = Runs(world, app, takes=takes)
+    app.every(length)(runs.handler)
+    return app, runs
+
+
+@pytest.mark.parametrize("keep_cancelled", ["1h", "0s"])
+@virtual
+async def test_a_removal_is_not_undone_by_an_add_or_a_declaration_that_waits_for_a_run(
+    world: World, keep_cancelled: str
+) -> None:
+    old, runs = recurs(world, "1m", takes=20 * MINUTE, keep_cancelled=keep_cancelled)
+    new, new_runs = recurs(world, "2m", takes=0, keep_cancelled=keep_cancelled)
+    async with old, old.worker():
+        await world.pause(MINUTE + 1)
+        async with new, new.worker():
+            await world.pause(10)
+            adding = asyncio.create_task(old.recurring.add("t", Every("3m")))
+            await world.pause(0.5)
+            assert (await old.recurring.remove("t")).result == "cancelled_while_leased"
+            assert (await adding).result == ("not_found" if keep_cancelled == "0s" else "finished")
+            await world.pause(30 * MINUTE)
+            task = await old.get("t", "t")
+            assert task is None or task.state == "cancelled"
+    assert runs.minutes + new_runs.minutes == [1]
+
+
+@pytest.mark.parametrize(("sent", "answer"), [(119.0, "kept"), (120.2, "kept"), (178.0, "kept"), (181.0, "finished")])
+@virtual
+async def test_the_last_occurrence_of_a_rule_is_not_repeated_by_the_same_rule_once_more(
+    world: World, sent: float, answer: str
+) -> None:
+    """It was made before the last instant, and is sent before it, while the occurrence runs, or after its end."""
+    app = world.app()
+    runs = Runs(world, app, takes=MINUTE - 0.5)
+    rule = Every("1m", until=as_datetime(world.start + 120_000))
+    async with app, app.worker():
+        await app.recurring.add("t", rule)
+        wanted = app.recurring.new("t", rule)
+        await world.pause(sent)
+        assert (await app.recurring.add_many([wanted]))[0].result == answer
+        await world.pause(10 * MINUTE)
+        assert runs.minutes == [1, 2]
+        assert [task.state async for task in app.find()] == ["done"]
+
+
+@virtual
+async def test_a_rule_that_ended_during_the_wait_is_replaced_by_another_rule(world: World) -> None:
+    app = world.app()
+    runs = Runs(world, app, takes=1)
+    async with app, app.worker():
+        await app.recurring.add("t", At(as_datetime(world.start + 60_000)))
+        await world.pause(MINUTE + 0.5)
+        assert (await app.recurring.add("t", Every("5m"))).result == "replaced"
+        await world.pause(5 * MINUTE)
+        assert runs.minutes == [1, 5]
+
+
+@virtual
+async def test_the_same_rule_again_is_kept_at_once_while_an_occurrence_runs_or_waits_for_its_retry(
+    world: World,
+) -> None:
+    app, runs = recurs(world, "1m", takes=20)
+
+    @app.handler("fails", retry=Ladder("1h", "1h"))
+    async def fails(task: Task[Any]) -> None:
+        raise ValueError
+
+    async with app, app.worker():
+        await app.recurring.add("fails", Every("1m"))
+        await world.pause(MINUTE + 5)
+        before = world.elapsed
+        assert (await app.recurring.add("t", Every("1m"), retry=None, declared=True)).result == "kept"
+        assert (await app.recurring.add("fails", Every("1m"))).result == "kept"
+        assert world.elapsed == before, "no wait"
+        assert (await app.recurring.add("fails", Every("2m"))).result == "under_way"
+        assert await app.recurring.declare(app.declared.values()) == [], "nothing is left to be tried again"
+        assert runs.minutes == [1]
+
+
+@virtual
+async def test_a_declaration_revives_no_task_that_died_unless_the_declaration_has_changed(world: World) -> None:
+    def version(payload: str) -> tuple[Bide, Runs]:
+        app = world.app()
+        runs = Runs(world, app)
+        runs.outcomes = {1: Dead("broken")}
+        app.every("1m", end_when_dead=True, payload=payload)(runs.handler)
+        return app, runs
+
+    for payload, state, minutes in (("a", "dead", [1]), ("a", "dead", []), ("b", "waiting", [5, 6])):
+        app, runs = version(payload)
+        async with app, app.worker():
+            await world.pause(2.25 * MINUTE)
+            assert runs.minutes == minutes
+            assert (await task_of(app, "t", "t")).state == state

@@ -22,12 +22,12 @@ from bide.core.lifecycle import gone
 from bide.core.names import check_name, check_topic, new_id
 from bide.core.options import encode_options, recurrence_of, with_recurrence
 from bide.core.payloads import encode_payload
-from bide.core.records import Move, NewTask, OnConflict, Record, Ref, Result, State
+from bide.core.records import Move, NewTask, Record, Ref, Result, State
 from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence
 from bide.core.recurrence.rules import Rule
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
-from bide.engine.delivery.occurrences import own_task
+from bide.engine.delivery.occurrences import NO_TOKEN, own_task
 from bide.engine.session import running_loop
 from bide.engine.verbs import ClientVerbs, one_of
 
@@ -114,7 +114,7 @@ class Recurring:
         return NewTask(
             topic, key, new_id(), At(first), encode_payload(payload, client.config.payload_limit),
             None if group is None else check_name("group", group), with_recurrence(options, recurrence),
-            on_conflict=OnConflict.KEEP,
+            if_token=NO_TOKEN,
         )  # fmt: skip
 
     async def add(
@@ -138,24 +138,39 @@ class Recurring:
         """
         return (await self.add_many([self.new(topic, rule, payload, declared=declared, **options)]))[0]
 
-    async def add_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
-        """Add many recurring tasks, made by `new`; answers in order. One store call if all are new."""
+    async def add_many(self, tasks: Iterable[NewTask], *, known: bool = False) -> list[Answer]:
+        """Add many recurring tasks, made by `new`; answers in order. One store call if all are new.
+
+        `known`: an earlier call found all of them, so those that have gone since are not added again.
+        """
         session, clock = self._client._session, self._client.clock
         wanted = list(tasks)
-        answers: list[Answer] = await session.plural("recur", session.verbs.add(wanted, now=clock.now()))
-        open_ones = [place for place, answer in enumerate(answers) if answer.result is Result.KEPT]
+        answers = [Answer(Result.KEPT)] * len(wanted)
+        if not known:
+            answers = await session.plural("recur", session.verbs.add(wanted, now=clock.now()))
+        open_ones = [place for place, answer in enumerate(answers) if answer.result is not Result.CREATED]
+        running = open_ones if known else []
         for pause in _PAUSES:
+            if running:
+                if not await _waited(pause):
+                    break
+                refs = [Ref(wanted[place].topic, wanted[place].key) for place in running]
+                for place, record in zip(running, await session.verbs.get(refs), strict=True):
+                    answers[place] = Answer(Result.NOT_FOUND if record is None else Result.KEPT, record)
             changes: list[tuple[int, NewTask]] = []
-            running: list[int] = []
+            running = []
             for place in open_ones:
                 old = answers[place].record
-                assert old is not None
-                if old.state is State.LEASED or (old.state is State.WAITING and old.attempt):
-                    running.append(place)  # it runs, or waits for its retry
-                elif (changed := changed_task(wanted[place], old, clock.now())) is not None:
-                    changes.append((place, changed))
+                if old is None:
+                    continue  # it was removed
+                if (known or pause) and old.state in (State.CANCELLED, State.DEAD):  # by a newer word
+                    answers[place] = Answer(Result.FINISHED, old)
+                elif (changed := changed_task(wanted[place], old, clock.now())) is None:
+                    answers[place] = Answer(Result.KEPT if old.state.live else Result.FINISHED, old)
+                elif under_way(old):
+                    running.append(place)
                 else:
-                    answers[place] = Answer(Result.KEPT, old)
+                    changes.append((place, changed))
             if changes:
                 added = session.verbs.add([new for _, new in changes], now=clock.now())
                 for (place, _), answer in zip(changes, await session.plural("recur", added), strict=True):
@@ -163,30 +178,25 @@ class Recurring:
             stale = [place for place, _ in changes if answers[place].result is Result.STALE_TOKEN]
             open_ones = sorted(stale + running)
             if not open_ones:
-                return answers
-            if running:
-                if not await _waited(pause):
-                    break
-                refs = [Ref(wanted[place].topic, wanted[place].key) for place in running]
-                for place, record in zip(running, await session.verbs.get(refs), strict=True):
-                    if record is None:  # removed meanwhile
-                        answers[place] = Answer(Result.NOT_FOUND)
-                        open_ones.remove(place)
-                    else:
-                        answers[place] = Answer(Result.KEPT, record)
+                break
         for place in open_ones:
             answers[place] = Answer(Result.UNDER_WAY, answers[place].record)
         return answers
 
-    async def declare(self, makers: Iterable[Callable[[], NewTask]]) -> list[Callable[[], NewTask]]:
-        """Add the tasks that a program declares, except those whose rules have ended; return those `under_way`."""
+    async def declare(
+        self, makers: Iterable[Callable[[], NewTask]], *, known: bool = False
+    ) -> list[Callable[[], NewTask]]:
+        """Add the tasks that a program declares, except those whose rules have ended; return those `under_way`.
+
+        `known`: an earlier call returned these. One that was removed since stays removed.
+        """
         wanted: list[tuple[Callable[[], NewTask], NewTask]] = []
         for make in makers:
             try:
                 wanted.append((make, make()))
             except RuleEnded as ended:
                 _log.info("not declared: %s", ended)
-        answers = await self.add_many([new for _, new in wanted])
+        answers = await self.add_many([new for _, new in wanted], known=known)
         pairs = zip(wanted, answers, strict=True)
         return [make for (make, _), answer in pairs if answer.result is Result.UNDER_WAY]
 
@@ -322,28 +332,37 @@ def is_recurring(task: Task[Any]) -> bool:
     return bool(task.record.options) and task.state.live and task.recurrence is not None
 
 
-def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
-    """The task that replaces `old`, which is not leased; None if it is as wanted.
+def under_way(record: Record) -> bool:
+    """True if an occurrence runs, or waits for its retry: nothing replaces it."""
+    return record.state.live and record.attempt > 0
 
-    An occurrence that is due, or that waits for its jitter only, keeps its time. A pause stays.
+
+def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
+    """The task that replaces `old`, which is not under way; None: it is as wanted, or has ended and stays so.
+
+    An occurrence that is due, or that waits for its jitter only, keeps its time. A pause stays. A declaration leaves a
+    task that died with it alone.
     """
-    recurrence, before = recurrence_of(wanted.options), recurrence_of(old.options)
+    recurrence, before = recurrence_of(wanted.options), recurrence_of(old.options) if old.state.live else None
     assert recurrence is not None
     options, now = wanted.options, time_of(old, now)
+    if before is not None and before.paused:
+        options = with_recurrence(options, replace(recurrence, paused=True))
+    same = (options, wanted.payload, wanted.group) == (old.options, old.payload, old.group)
+    if same and (old.state.live or (recurrence.declared and old.state is State.DEAD)):
+        return None
     first = recurrence.first(now, old.key)
-    due = wanted.due if first is None else At(first)
-    if old.state is State.WAITING and before is not None:
+    due = None if first is None else At(first)
+    if before is not None:
         if before.paused:
-            options, due = with_recurrence(options, replace(recurrence, paused=True)), At(LAST_INSTANT)
+            due = At(LAST_INSTANT)
         elif before.rule.nominal(old.due_at, old.key) <= now:
             step = before.on_lease(old.due_at, old.key, old.created_at, now)
             if step is None:
                 due = At(old.due_at)
             elif step.due_at is not None:  # it is too old to run
                 due = At(step.due_at)
-        if (options, wanted.payload, wanted.group) == (old.options, old.payload, old.group):
-            return None
-    return _replacing(old, options, due, payload=wanted.payload, group=wanted.group)
+    return None if due is None else _replacing(old, options, due, payload=wanted.payload, group=wanted.group)
 
 
 def time_of(old: Record, now: Millis) -> Millis:
