@@ -614,3 +614,37 @@ async def test_a_declaration_revives_no_task_that_died_unless_the_declaration_ha
             await world.pause(2.25 * MINUTE)
             assert runs.minutes == minutes
             assert (await task_of(app, "t", "t")).state == state
+
+
+@virtual
+async def test_a_retry_that_waits_is_neither_skipped_nor_paused(world: World) -> None:
+    app = world.app()
+    ran: list[tuple[float, str, int]] = []
+
+    @app.handler("t", retry=Ladder("10m"))
+    async def handle(task: Task[Any]) -> None:
+        ran.append((world.elapsed / 60_000, task.id, task.attempt))
+        if len(ran) == 1:
+            raise ValueError
+
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1h"))
+        await world.pause(65 * MINUTE)
+        for verb in (app.recurring.skip_next, app.recurring.pause):
+            assert (await verb("t")).result == "under_way"
+        await world.pause(60 * MINUTE)
+    assert [(minute, attempt) for minute, _, attempt in ran] == [(60, 1), (70, 2), (120, 1)]
+    assert ran[0][1] == ran[1][1] != ran[2][1]
+
+
+@virtual
+async def test_a_rule_that_ended_during_its_pause_is_finished_and_leaves_nothing(world: World) -> None:
+    app = world.app()
+    async with app:
+        await app.recurring.add("t", At(as_datetime(world.start + 60_000)))
+        await app.recurring.pause("t")
+        await world.pause(2 * MINUTE)
+        assert (await app.recurring.pause("t")).result == "kept"
+        assert (await app.recurring.resume("t")).result == "finished"
+        assert (await task_of(app, "t", "t")).state == "cancelled"
+        assert (await app.recurring.resume("t")).result == "finished"

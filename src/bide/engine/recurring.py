@@ -203,24 +203,29 @@ class Recurring:
     async def pause(self, topic: str, key: str | None = None) -> Answer:
         """Hold the occurrences of a recurring task back until `resume`; what would have run meanwhile does not run.
 
-        `replaced`, or `kept` if it was paused already; `under_way`: an occurrence is running, repeat the call.
+        `replaced`, or `kept` if it was paused already. `under_way`: an occurrence runs or waits for its retry; repeat
+        the call.
         """
-        return await self._change(topic, key, lambda old, now: _with_pause(old, now, paused=True))
+        return await self._set_paused(topic, key, paused=True)
 
     async def resume(self, topic: str, key: str | None = None) -> Answer:
-        """Let a paused task recur again, from its next instant on: `replaced`, or `kept` if it was not paused."""
-        return await self._change(topic, key, lambda old, now: _with_pause(old, now, paused=False))
+        """Let a paused task recur again, from its next instant on: `replaced`, or `kept` if it was not paused.
+
+        `finished`: its rule ended during the pause, and so does the task.
+        """
+        return await self._set_paused(topic, key, paused=False)
 
     async def skip_next(self, topic: str, key: str | None = None) -> Answer:
-        """Leave out the next occurrence: `moved`. `under_way`: one is running now, and the next is not planned yet.
+        """Leave out the next occurrence: `moved`.
 
+        `under_way`: one is running now or waits for its retry, and the next is not planned yet.
         `refused`: it is paused. The last occurrence is left out by ending the rule: `cancelled`.
         """
         found = await self._found(topic, key)
         if found is None:
             return Answer(Result.NOT_FOUND)
         record, recurrence = found
-        if recurrence.paused or record.state is State.LEASED:
+        if recurrence.paused or under_way(record):
             return Answer(Result.REFUSED if recurrence.paused else Result.UNDER_WAY, record)
         following = recurrence.first(record.due_at, record.key)
         if following is None:
@@ -275,8 +280,8 @@ class Recurring:
             return Answer(Result.KEPT, record)
         return await self._client._session.change(Move(record.topic, record.key, At(due_at), record.token))
 
-    async def _change(self, topic: str, key: str | None, make: Callable[[Record, Millis], NewTask | None]) -> Answer:
-        """Replace the task by `make(task, now)`; None: nothing is to change. While an occurrence runs, try again."""
+    async def _set_paused(self, topic: str, key: str | None, *, paused: bool) -> Answer:
+        """Pause or resume. While an occurrence is under way, try again."""
         session, clock = self._client._session, self._client.clock
         record: Record | None = None
         for pause in _PAUSES:
@@ -285,16 +290,23 @@ class Recurring:
             found = await self._found(topic, key)
             if found is None:
                 return Answer(Result.NOT_FOUND)
-            record, _ = found
+            record, recurrence = found
             if not record.state.live:
                 return Answer(Result.FINISHED, record)
-            if record.state is State.WAITING:
-                new = make(record, clock.now())
-                if new is None:
-                    return Answer(Result.KEPT, record)
+            if recurrence.paused is paused:
+                return Answer(Result.KEPT, record)
+            if under_way(record):
+                continue
+            due_at = LAST_INSTANT if paused else recurrence.first(time_of(record, clock.now()), record.key)
+            if due_at is None:  # the rule ended during the pause
+                answer = await self._client.cancel(*record.ref, if_token=record.token)
+                answer = replace(answer, result=Result.FINISHED) if answer.ok else answer
+            else:
+                options = with_recurrence(record.options, replace(recurrence, paused=paused))
+                new = _replacing(record, options, At(due_at), payload=record.payload, group=record.group)
                 answer = await session.add(new)
-                if answer.result is not Result.STALE_TOKEN:
-                    return answer
+            if answer.result is not Result.STALE_TOKEN:
+                return answer
         return Answer(Result.UNDER_WAY, record)
 
     async def _own_tasks(self, topic: str, key: str | None, instants: Sequence[Millis]) -> list[Answer]:
@@ -393,18 +405,6 @@ async def _waited(seconds: float) -> bool:
             return False
         await asyncio.sleep(seconds)
     return True
-
-
-def _with_pause(old: Record, now: Millis, *, paused: bool) -> NewTask | None:
-    recurrence = recurrence_of(old.options)
-    assert recurrence is not None
-    if recurrence.paused is paused:
-        return None
-    due_at = LAST_INSTANT if paused else recurrence.first(time_of(old, now), old.key)
-    if due_at is None:
-        raise RuleEnded(recurrence.rule)
-    options = with_recurrence(old.options, replace(recurrence, paused=paused))
-    return _replacing(old, options, At(due_at), payload=old.payload, group=old.group)
 
 
 def _replacing(old: Record, options: bytes, due: Due, *, payload: bytes, group: str | None) -> NewTask:
