@@ -648,3 +648,18 @@ async def test_a_rule_that_ended_during_its_pause_is_finished_and_leaves_nothing
         assert (await app.recurring.resume("t")).result == "finished"
         assert (await task_of(app, "t", "t")).state == "cancelled"
         assert (await app.recurring.resume("t")).result == "finished"
+
+
+@virtual
+async def test_an_empty_key_is_refused_and_means_no_other_task(world: World) -> None:
+    app = world.app()
+    async with app:
+        await app.recurring.add("t", Every("1m"))
+        for verb in (app.recurring.remove, app.recurring.pause, app.recurring.next):
+            with pytest.raises(BadInput, match="key"):
+                await verb("t", "")
+        with pytest.raises(BadInput, match="key"):
+            await app.recurring.add("t", Every("2m"), key="")
+        with pytest.raises(BadInput, match="key"):
+            app.every("1m", key="")(app.handler("t")(nothing))
+        assert (await app.recurring.add("t", Every("1m"))).result == "kept"

@@ -328,7 +328,7 @@ class Recurring:
 def _ref(topic: str, key: str | None) -> Ref:
     """The names of a recurring task, checked. Raises BadInput."""
     topic = check_topic(topic)
-    key = check_name("key", key or default_key(topic))
+    key = check_name("key", default_key(topic) if key is None else key)
     if len(key.encode()) > LONGEST_KEY:
         raise BadInput("key", key, f"at most {LONGEST_KEY} bytes, since an occurrence may append its instant")
     return Ref(topic, key)
