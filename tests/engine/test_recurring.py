@@ -663,3 +663,54 @@ async def test_an_empty_key_is_refused_and_means_no_other_task(world: World) -> 
         with pytest.raises(BadInput, match="key"):
             app.every("1m", key="")(app.handler("t")(nothing))
         assert (await app.recurring.add("t", Every("1m"))).result == "kept"
+
+
+@stores("memory", "sqlite", "redis", "postgres", "mysql")
+async def test_a_repeated_backfill_runs_no_occurrence_again_that_was_cancelled(store_url: str) -> None:
+    app = Bide(store_url)
+    async with app:
+        await app.recurring.add("t", Every("1h"))
+        period = {"since": "2030-01-01T00:00Z", "until": "2030-01-01T01:00Z"}
+        made = await app.recurring.backfill("t", **period)
+        assert [answer.result for answer in made] == ["created", "created"]
+        assert made[0].task is not None
+        assert (await app.cancel("t", made[0].task.key)).result == "cancelled"
+        again = await app.recurring.backfill("t", **period)
+        assert [answer.result for answer in again] == ["kept", "kept"]
+        assert [answer.record and answer.record.state for answer in again] == ["cancelled", "waiting"]
+
+
+@pytest.mark.parametrize("ended", ["cancelled", "dead"])
+@virtual
+async def test_a_repeated_start_after_a_crash_runs_no_own_occurrence_again_that_ended(world: World, ended: str) -> None:
+    app = world.app()
+    runs = Runs(world, app)
+    async with app:
+        await app.recurring.add("t", Every("1m"), overlap="allow")
+        await world.pause(MINUTE)
+        now = world.clock.now()
+        leased = await world.memory.lease({"t": 1}, now=now, until=now + 60_000, holder="dying")
+        over = passed_over(leased.tasks[0], app.config.retentions.of("t"), now)
+        assert over is not None
+        assert over.own is not None
+        await world.memory.add([over.own], now=now)
+        if ended == "cancelled":
+            await app.cancel("t", over.own.key)
+        runs.outcomes = {1: Dead("broken")}
+        async with app.worker():
+            await world.pause(90)
+        assert runs.minutes == ([2] if ended == "cancelled" else [1, 2])
+        assert (await task_of(app, "t", over.own.key)).state == ended
+
+
+@virtual
+async def test_each_call_of_run_now_runs_once_until_the_rule_has_ended(world: World) -> None:
+    app = world.app()
+    runs = Runs(world, app)
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1h"))
+        assert [(await app.recurring.run_now("t")).result for _ in range(3)] == ["created"] * 3
+        await world.pause(1)
+        assert len(runs.tasks) == 3
+        await app.recurring.remove("t")
+        assert (await app.recurring.run_now("t")).result == "finished"

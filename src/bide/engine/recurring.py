@@ -234,14 +234,22 @@ class Recurring:
         return await self._client._session.change(move)
 
     async def run_now(self, topic: str, key: str | None = None) -> Answer:
-        """Run it once now, as a task of its own and beside the plan: `created`; also while it is paused."""
-        now = self._client.clock.now()
-        return (await self._own_tasks(topic, key, [now]))[0]
+        """Run it once now, as a task of its own and beside the plan: `created`; also while it is paused.
+
+        `finished`: it has ended.
+        """
+        found, at = await self._found(topic, key), self._client.clock.now()
+        if found is None or not found[0].state.live:
+            return Answer(Result.NOT_FOUND) if found is None else Answer(Result.FINISHED, found[0])
+        while (answer := (await self._own_tasks(found[0], [at]))[0]).result is Result.KEPT:
+            at += 1  # it runs once for each call, also for several within one millisecond
+        return answer
 
     async def backfill(self, topic: str, key: str | None = None, *, since: When, until: When) -> list[Answer]:
         """Run the occurrences of the rule from `since` to `until`, both inclusive, as tasks of their own.
 
-        `kept`: that occurrence is there already. At most 10,000; raises BadInput for more.
+        `kept`: that occurrence is there already, or has ended and is remembered. At most 10,000; raises BadInput for
+        more.
         """
         now = self._client.clock.now
         first, last = instant(since, field="since", now=now), instant(until, field="until", now=now)
@@ -251,7 +259,7 @@ class Recurring:
         instants = found[1].rule.upto(first, last, MOST_BACKFILLED + 1)
         if len(instants) > MOST_BACKFILLED:
             raise BadInput("until", until, f"a time by which the rule has at most {MOST_BACKFILLED:,} instants")
-        return await self._own_tasks(topic, key, instants)
+        return await self._own_tasks(found[0], instants)
 
     async def next(self, topic: str, key: str | None = None, n: int = 5) -> list[datetime]:
         """The next `n` instants of the rule, without jitter (aware, UTC), beginning with the planned occurrence."""
@@ -309,12 +317,11 @@ class Recurring:
                 return answer
         return Answer(Result.UNDER_WAY, record)
 
-    async def _own_tasks(self, topic: str, key: str | None, instants: Sequence[Millis]) -> list[Answer]:
-        found, now = await self._found(topic, key), self._client.clock.now()
-        if found is None:
-            return [Answer(Result.NOT_FOUND)]
-        news = [own_task(found[0], one, now, due_at=min(one, now)) for one in instants]
-        return await self._client._session.add_many(news) if news else []
+    async def _own_tasks(self, record: Record, instants: Sequence[Millis]) -> list[Answer]:
+        now = self._client.clock.now()
+        news = [own_task(record, one, now, due_at=min(one, now)) for one in instants]
+        answers = await self._client._session.add_many(news) if news else []
+        return [replace(one, result=Result.KEPT) if one.result is Result.STALE_TOKEN else one for one in answers]
 
     async def _found(self, topic: str, key: str | None) -> tuple[Record, Recurrence] | None:
         """The recurring task; None: there is no such task, or it does not recur."""
