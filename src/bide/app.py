@@ -218,7 +218,7 @@ class Bide(Client):
             else:
                 handled = self.handler(topic or str(getattr(function, "__name__", "")))(function)
             about = handled.topic
-            key = options.get("key") or default_key(about)
+            key = default_key(about) if (given := options.get("key")) is None else given
             if (about, key) in self.declared:
                 raise DuplicateHandler(f"{about}/{key} recurs by another rule already; give this one another key=")
             new = partial(self.recurring.new, about, rule, payload, declared=True, **options)

@@ -157,7 +157,7 @@ def _one(
     context: Context, topic: str, key: str | None, verb: Callable[[Bide], Coroutine[Any, Any, Answer]], *,
     make: bool = False, done: str | None = None,
 ) -> Exit:  # fmt: skip
-    answer, key = context.open(verb, make=make), key or default_key(topic)
+    answer, key = context.open(verb, make=make), default_key(topic) if key is None else key
     words = answer_words(answer, topic, key)
     if done is not None and answer.ok:
         words = f"{topic}/{key}: {done if answer.result is Result.REPLACED else f'{done} already'}"

@@ -16,12 +16,14 @@ from bide.core.errors import BadInput
 from bide.core.instants import At, Millis
 from bide.core.names import new_id
 from bide.core.options import recurrence_of, with_recurrence
-from bide.core.records import NewTask, OnConflict, OutcomeKind, Record, Settlement, State
+from bide.core.records import NewTask, OutcomeKind, Record, Settlement, State, Token
 from bide.core.recurrence.plan import Overlap, occurrence_key
 from bide.engine.config import Retention
 
 REMEMBERED: Millis = 86_400_000
 """How long an occurrence that is a task of its own is kept at least, so that a repeated start finds it."""
+NO_TOKEN: Token = 0
+"""A token that no task has: with it a task is added only if its key is free."""
 _DONE = OutcomeKind.DONE
 """Bound once, because an enum member's lookup takes as long as making a settlement."""
 
@@ -139,13 +141,16 @@ def replaced_by_next(record: Record, now: Millis) -> Settlement | None:
 
 
 def own_task(record: Record, nominal: Millis, now: Millis, *, due_at: Millis) -> NewTask:
-    """The occurrence of `nominal` as a task of its own. It is added once, however often this is repeated."""
+    """The occurrence of `nominal` as a task of its own. It is added once, however often this is repeated.
+
+    One that was cancelled or is dead stays so.
+    """
     recurrence = recurrence_of(record.options)
     limit = None if recurrence is None else recurrence.deadline
     return NewTask(
         record.topic, occurrence_key(record.key, nominal), new_id(), At(due_at), record.payload, record.group,
         with_recurrence(record.options, None, nominal), None if limit is None else max(due_at, now) + limit,
-        OnConflict.KEEP,
+        if_token=NO_TOKEN,
     )  # fmt: skip
 
 

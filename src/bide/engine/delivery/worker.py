@@ -464,10 +464,10 @@ class AppWorker(Struct, eq=False, kw_only=True):
 
     async def _declare(self) -> None:
         """Add the declared tasks. Those with a running occurrence are tried again."""
-        left = list(self.declared)
+        left, known = list(self.declared), False
         while left:
             try:
-                left = await self.client.recurring.declare(left)
+                left, known = await self.client.recurring.declare(left, known=known), True
             except StoreError as error:
                 _log.warning("declaring %d recurring tasks failed, trying again: %s", len(left), error)
             if left:
