@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from tests.engine.conftest import World, virtual
+from tests.engine.conftest import World, task_of, virtual
 from tests.engine.test_recurring import MINUTE, Runs, counted
 from tests.waiting import until
 
@@ -206,3 +206,17 @@ async def test_an_occurrence_of_its_own_ends_with_its_first_success(world: World
         await app.recurring.remove("t")
         await world.pause(60 * MINUTE)
         assert runs.minutes == [1, 2]
+
+
+@virtual
+async def test_replan_leaves_what_waits_for_its_jitter(world: World) -> None:
+    app = world.app()
+    async with app:
+        for key in ("a", "b", "c"):
+            await app.recurring.add("t", Every("1h", jitter="50m"), key=key)
+        due = {task.key: task.due_at async for task in app.find(topic="t")}
+        first = max(due.values())
+        await world.until(lambda: as_datetime(world.clock.now()) >= first.replace(minute=0, second=1))
+        for key, at in due.items():
+            await app.recurring.replan("t", key)
+            assert (await task_of(app, "t", key)).due_at == at

@@ -283,7 +283,8 @@ class Recurring:
             return Answer(Result.NOT_FOUND)
         record, recurrence = found
         due_at = recurrence.first(time_of(record, now), record.key)
-        if recurrence.paused or due_at is None or due_at == record.due_at or record.due_at <= now:
+        begun = recurrence.rule.nominal(record.due_at, record.key) <= now  # it waits for its jitter, or is due
+        if recurrence.paused or begun or due_at in (None, record.due_at):
             return Answer(Result.KEPT, record)
         return await self._client._session.change(Move(record.topic, record.key, At(due_at), record.token))
 
