@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Awaitable
 from contextlib import closing
@@ -10,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.conftest import World, nothing, stores, virtual
+from tests.engine.conftest import World, nothing, stores, task_of, virtual
 from tests.service.calling import running
 from tests.waiting import until
 
-from bide import Answer, At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Handler, Result, Task
+from bide import Answer, At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Handler, Ladder, Result, Task
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.core.outcomes import Done, Outcome
 from bide.core.records import Lease
@@ -183,7 +184,7 @@ async def test_a_rule_that_ends_leaves_a_done_task_or_nothing(world: World) -> N
         assert runs.minutes == [1, 3]
         [task] = [one async for one in app.find()]
         assert task.state == "done"
-        with pytest.raises(BadInput, match="lies ahead"):
+        with pytest.raises(BadInput, match="future instant"):
             await app.recurring.add("t", At(times))
 
 
@@ -514,3 +515,202 @@ async def test_a_worker_of_a_remote_store_runs_a_rule(tmp_path: Path) -> None:
             await until(lambda: steering(app.recurring.pause("t")), "the pause")
             await app.recurring.run_now("t")
             await until(lambda: "@" in ran[-1].key, "the run beside the plan")
+
+
+def recurs(world: World, length: str, *, takes: float, **settings: Any) -> tuple[Bide, Runs]:
+    """A version of a program that declares `Every(length)`."""
+    app = world.app(**settings)
+    runs = Runs(world, app, takes=takes)
+    app.every(length)(runs.handler)
+    return app, runs
+
+
+@pytest.mark.parametrize("keep_cancelled", ["1h", "0s"])
+@virtual
+async def test_a_removal_is_not_undone_by_an_add_or_a_declaration_that_waits_for_a_run(
+    world: World, keep_cancelled: str
+) -> None:
+    old, runs = recurs(world, "1m", takes=20 * MINUTE, keep_cancelled=keep_cancelled)
+    new, new_runs = recurs(world, "2m", takes=0, keep_cancelled=keep_cancelled)
+    async with old, old.worker():
+        await world.pause(MINUTE + 1)
+        async with new, new.worker():
+            await world.pause(10)
+            adding = asyncio.create_task(old.recurring.add("t", Every("3m")))
+            await world.pause(0.5)
+            assert (await old.recurring.remove("t")).result == "cancelled_while_leased"
+            assert (await adding).result == ("not_found" if keep_cancelled == "0s" else "finished")
+            await world.pause(30 * MINUTE)
+            task = await old.get("t", "t")
+            assert task is None or task.state == "cancelled"
+    assert runs.minutes + new_runs.minutes == [1]
+
+
+@pytest.mark.parametrize(("sent", "answer"), [(119.0, "kept"), (120.2, "kept"), (178.0, "kept"), (181.0, "finished")])
+@virtual
+async def test_the_last_occurrence_of_a_rule_is_not_repeated_by_the_same_rule_once_more(
+    world: World, sent: float, answer: str
+) -> None:
+    """It was made before the last instant, and is sent before it, while the occurrence runs, or after its end."""
+    app = world.app()
+    runs = Runs(world, app, takes=MINUTE - 0.5)
+    rule = Every("1m", until=as_datetime(world.start + 120_000))
+    async with app, app.worker():
+        await app.recurring.add("t", rule)
+        wanted = app.recurring.new("t", rule)
+        await world.pause(sent)
+        assert (await app.recurring.add_many([wanted]))[0].result == answer
+        await world.pause(10 * MINUTE)
+        assert runs.minutes == [1, 2]
+        assert [task.state async for task in app.find()] == ["done"]
+
+
+@virtual
+async def test_a_rule_that_ended_during_the_wait_is_replaced_by_another_rule(world: World) -> None:
+    app = world.app()
+    runs = Runs(world, app, takes=1)
+    async with app, app.worker():
+        await app.recurring.add("t", At(as_datetime(world.start + 60_000)))
+        await world.pause(MINUTE + 0.5)
+        assert (await app.recurring.add("t", Every("5m"))).result == "replaced"
+        await world.pause(5 * MINUTE)
+        assert runs.minutes == [1, 5]
+
+
+@virtual
+async def test_the_same_rule_again_is_kept_at_once_while_an_occurrence_runs_or_waits_for_its_retry(
+    world: World,
+) -> None:
+    app, runs = recurs(world, "1m", takes=20)
+
+    @app.handler("fails", retry=Ladder("1h", "1h"))
+    async def fails(task: Task[Any]) -> None:
+        raise ValueError
+
+    async with app, app.worker():
+        await app.recurring.add("fails", Every("1m"))
+        await world.pause(MINUTE + 5)
+        before = world.elapsed
+        assert (await app.recurring.add("t", Every("1m"), retry=None, declared=True)).result == "kept"
+        assert (await app.recurring.add("fails", Every("1m"))).result == "kept"
+        assert world.elapsed == before, "no wait"
+        assert (await app.recurring.add("fails", Every("2m"))).result == "under_way"
+        assert await app.recurring.declare(app.declared.values()) == [], "nothing is left to be tried again"
+        assert runs.minutes == [1]
+
+
+@virtual
+async def test_a_declaration_revives_no_task_that_died_unless_the_declaration_has_changed(world: World) -> None:
+    def version(payload: str) -> tuple[Bide, Runs]:
+        app = world.app()
+        runs = Runs(world, app)
+        runs.outcomes = {1: Dead("broken")}
+        app.every("1m", end_when_dead=True, payload=payload)(runs.handler)
+        return app, runs
+
+    for payload, state, minutes in (("a", "dead", [1]), ("a", "dead", []), ("b", "waiting", [5, 6])):
+        app, runs = version(payload)
+        async with app, app.worker():
+            await world.pause(2.25 * MINUTE)
+            assert runs.minutes == minutes
+            assert (await task_of(app, "t", "t")).state == state
+
+
+@virtual
+async def test_a_retry_that_waits_is_neither_skipped_nor_paused(world: World) -> None:
+    app = world.app()
+    ran: list[tuple[float, str, int]] = []
+
+    @app.handler("t", retry=Ladder("10m"))
+    async def handle(task: Task[Any]) -> None:
+        ran.append((world.elapsed / 60_000, task.id, task.attempt))
+        if len(ran) == 1:
+            raise ValueError
+
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1h"))
+        await world.pause(65 * MINUTE)
+        for verb in (app.recurring.skip_next, app.recurring.pause):
+            assert (await verb("t")).result == "under_way"
+        await world.pause(60 * MINUTE)
+    assert [(minute, attempt) for minute, _, attempt in ran] == [(60, 1), (70, 2), (120, 1)]
+    assert ran[0][1] == ran[1][1] != ran[2][1]
+
+
+@virtual
+async def test_a_rule_that_ended_during_its_pause_is_finished_and_leaves_nothing(world: World) -> None:
+    app = world.app()
+    async with app:
+        await app.recurring.add("t", At(as_datetime(world.start + 60_000)))
+        await app.recurring.pause("t")
+        await world.pause(2 * MINUTE)
+        assert (await app.recurring.pause("t")).result == "kept"
+        assert (await app.recurring.resume("t")).result == "finished"
+        assert (await task_of(app, "t", "t")).state == "cancelled"
+        assert (await app.recurring.resume("t")).result == "finished"
+
+
+@virtual
+async def test_an_empty_key_is_refused_and_means_no_other_task(world: World) -> None:
+    app = world.app()
+    async with app:
+        await app.recurring.add("t", Every("1m"))
+        for verb in (app.recurring.remove, app.recurring.pause, app.recurring.next):
+            with pytest.raises(BadInput, match="key"):
+                await verb("t", "")
+        with pytest.raises(BadInput, match="key"):
+            await app.recurring.add("t", Every("2m"), key="")
+        with pytest.raises(BadInput, match="key"):
+            app.every("1m", key="")(app.handler("t")(nothing))
+        assert (await app.recurring.add("t", Every("1m"))).result == "kept"
+
+
+@stores("memory", "sqlite", "redis", "postgres", "mysql")
+async def test_a_repeated_backfill_runs_no_occurrence_again_that_was_cancelled(store_url: str) -> None:
+    app = Bide(store_url)
+    async with app:
+        await app.recurring.add("t", Every("1h"))
+        period = {"since": "2030-01-01T00:00Z", "until": "2030-01-01T01:00Z"}
+        made = await app.recurring.backfill("t", **period)
+        assert [answer.result for answer in made] == ["created", "created"]
+        assert made[0].task is not None
+        assert (await app.cancel("t", made[0].task.key)).result == "cancelled"
+        again = await app.recurring.backfill("t", **period)
+        assert [answer.result for answer in again] == ["kept", "kept"]
+        assert [answer.record and answer.record.state for answer in again] == ["cancelled", "waiting"]
+
+
+@pytest.mark.parametrize("ended", ["cancelled", "dead"])
+@virtual
+async def test_a_repeated_start_after_a_crash_runs_no_own_occurrence_again_that_ended(world: World, ended: str) -> None:
+    app = world.app()
+    runs = Runs(world, app)
+    async with app:
+        await app.recurring.add("t", Every("1m"), overlap="allow")
+        await world.pause(MINUTE)
+        now = world.clock.now()
+        leased = await world.memory.lease({"t": 1}, now=now, until=now + 60_000, holder="dying")
+        over = passed_over(leased.tasks[0], app.config.retentions.of("t"), now)
+        assert over is not None
+        assert over.own is not None
+        await world.memory.add([over.own], now=now)
+        if ended == "cancelled":
+            await app.cancel("t", over.own.key)
+        runs.outcomes = {1: Dead("broken")}
+        async with app.worker():
+            await world.pause(90)
+        assert runs.minutes == ([2] if ended == "cancelled" else [1, 2])
+        assert (await task_of(app, "t", over.own.key)).state == ended
+
+
+@virtual
+async def test_each_call_of_run_now_runs_once_until_the_rule_has_ended(world: World) -> None:
+    app = world.app()
+    runs = Runs(world, app)
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1h"))
+        assert [(await app.recurring.run_now("t")).result for _ in range(3)] == ["created"] * 3
+        await world.pause(1)
+        assert len(runs.tasks) == 3
+        await app.recurring.remove("t")
+        assert (await app.recurring.run_now("t")).result == "finished"

@@ -198,6 +198,23 @@ def test_no_answer_shows_a_task_to_who_may_not_read_it(door: Door) -> None:
     assert door.apis["schedule"].put(MINE, "own", payload="mine")["payload"] == "mine", "they have just sent it"
 
 
+def test_who_steers_a_rule_sees_the_payload_of_no_occurrence_without_read(door: Door) -> None:
+    path = f"/v1/topics/{MINE}/recurring/hidden-rule"
+    assert door.apis["all"]("PUT", path, {"rule": "@daily", "payload": "SECRET"}).json["answer"] == "created"
+    day = {"since": "2030-01-01T00:00Z", "until": "2030-01-01T00:00Z"}
+    for verb, ask, word in (
+        ("schedule", {"do": "run_now"}, "created"),
+        ("schedule", {"do": "backfill", **day}, "created"),
+        ("reschedule", {"do": "pause"}, "replaced"),
+        ("reschedule", {"do": "resume"}, "replaced"),
+    ):
+        reply = door.apis[verb]("POST", path, ask)
+        assert [one["answer"] for one in reply.json] == [word]
+        assert b"SECRET" not in reply.body
+    reply = door.apis["schedule"]("PUT", path, {"rule": "@hourly", "payload": "mine"})
+    assert reply.json["task"]["payload"] == "mine", "they have just sent it"
+
+
 async def test_no_answer_over_the_store_calls_does_either(door: Door) -> None:
     hidden = NewTask(
         MINE, "hidden-too", new_id(), In(3_600_000), b'"SECRET"', options=encode_options(None, {"a": "SECRET"})

@@ -31,7 +31,7 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     recurrence: Recurrence | None = None
     """The rule and the policies of a recurring task."""
     occurrence: Millis | None = None
-    """For an occurrence that is a task of its own: its nominal instant."""
+    """For an occurrence that is a separate task: its nominal instant."""
 
 
 NO_OPTIONS = Options()
@@ -90,7 +90,7 @@ def recurrence_of(options: bytes) -> Recurrence | None:
 
 
 def with_recurrence(options: bytes, recurrence: Recurrence | None, occurrence: Millis | None = None) -> bytes:
-    """`options` with another recurrence; with an `occurrence` it is a task of its own.
+    """`options` with another recurrence; with an `occurrence` it is a separate task.
 
     Raises BadInput if they are too large, or would not be the same when they are read back.
     """

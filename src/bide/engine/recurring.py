@@ -22,18 +22,18 @@ from bide.core.lifecycle import gone
 from bide.core.names import check_name, check_topic, new_id
 from bide.core.options import encode_options, recurrence_of, with_recurrence
 from bide.core.payloads import encode_payload
-from bide.core.records import Move, NewTask, OnConflict, Record, Ref, Result, State
+from bide.core.records import Move, NewTask, Record, Ref, Result, State
 from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence
 from bide.core.recurrence.rules import Rule
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
-from bide.engine.delivery.occurrences import own_task
+from bide.engine.delivery.occurrences import NO_TOKEN, own_task
 from bide.engine.session import running_loop
 from bide.engine.verbs import ClientVerbs, one_of
 
 _log = logging.getLogger("bide.recurring")
 LONGEST_KEY = 175
-"""The most bytes of a recurring task's key: an occurrence of its own has `@` and its instant appended."""
+"""The most bytes of a recurring task's key: the key of a separate occurrence has `@` and its instant appended."""
 MOST_BACKFILLED = 10_000
 """The most occurrences of one backfill."""
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
@@ -43,10 +43,10 @@ _OVERLAPS = {choice.value: choice for choice in Overlap}
 
 
 class RuleEnded(BadInput):
-    """A rule has no instant that lies ahead."""
+    """A rule has no future instant."""
 
     def __init__(self, rule: Rule) -> None:
-        super().__init__("rule", rule.words, "a rule with an instant that lies ahead")
+        super().__init__("rule", rule.words, "a rule with a future instant")
 
     def __reduce__(self) -> Any:
         return BadInput, (self.field, self.value, self.accepted)
@@ -114,48 +114,63 @@ class Recurring:
         return NewTask(
             topic, key, new_id(), At(first), encode_payload(payload, client.config.payload_limit),
             None if group is None else check_name("group", group), with_recurrence(options, recurrence),
-            on_conflict=OnConflict.KEEP,
+            if_token=NO_TOKEN,
         )  # fmt: skip
 
     async def add(
         self, /, topic: str, rule: Rule, payload: object = None, *, declared: bool = False, **options: Any
     ) -> Answer:
-        """Let a task of `topic` recur by `rule`: `created`, `kept` if the same is there, `replaced` if it changed.
+        """Make a task of `topic` recur by `rule`: `created`, `kept` if nothing changed, `replaced` otherwise.
 
         A change moves the next occurrence. One that is already due still runs, and one that has begun goes on: then
-        the answer is `under_way`, nothing has changed, and the call is to be repeated.
+        the answer is `under_way`, and nothing has changed: repeat the call.
 
         - `key`: its name within the topic; by default the topic's name.
         - `payload`, `group`, `retry`, `headers`: as in `app.schedule`, for each occurrence.
         - `catch_up`: what happens to occurrences that could not start in time, as after an outage. "latest" runs the
           latest one, "all" each of them, at most the last `most`, and "none" none.
         - `window`: a length; an occurrence that is later than this does not run.
-        - `overlap`: what happens to an occurrence that comes while the one before it runs. "skip" leaves it out,
-          "queue" runs it afterwards, "allow" runs it as a task of its own (with the key `key@instant`), and
-          "cancel_running" cancels the one that runs.
+        - `overlap`: what happens to an occurrence that comes while the one before it runs. "skip" drops it,
+          "queue" runs it afterwards, "allow" runs it as a separate task (with the key `key@instant`), and
+          "cancel_running" cancels the running one.
         - `deadline`: a length after which an occurrence must no longer be delivered.
         - `end_when_dead`: end the rule with the first occurrence that dies; by default it goes on.
         """
         return (await self.add_many([self.new(topic, rule, payload, declared=declared, **options)]))[0]
 
-    async def add_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
-        """Add many recurring tasks, made by `new`; answers in order. One store call if all are new."""
+    async def add_many(self, tasks: Iterable[NewTask], *, known: bool = False) -> list[Answer]:
+        """Add many recurring tasks, made by `new`; answers in order. One store call if all are new.
+
+        `known`: an earlier call found all of them, so those that have gone since are not added again.
+        """
         session, clock = self._client._session, self._client.clock
         wanted = list(tasks)
-        answers: list[Answer] = await session.plural("recur", session.verbs.add(wanted, now=clock.now()))
-        open_ones = [place for place, answer in enumerate(answers) if answer.result is Result.KEPT]
+        answers = [Answer(Result.KEPT)] * len(wanted)
+        if not known:
+            answers = await session.plural("recur", session.verbs.add(wanted, now=clock.now()))
+        open_ones = [place for place, answer in enumerate(answers) if answer.result is not Result.CREATED]
+        running = open_ones if known else []
         for pause in _PAUSES:
+            if running:
+                if not await _waited(pause):
+                    break
+                refs = [Ref(wanted[place].topic, wanted[place].key) for place in running]
+                for place, record in zip(running, await session.verbs.get(refs), strict=True):
+                    answers[place] = Answer(Result.NOT_FOUND if record is None else Result.KEPT, record)
             changes: list[tuple[int, NewTask]] = []
-            running: list[int] = []
+            running = []
             for place in open_ones:
                 old = answers[place].record
-                assert old is not None
-                if old.state is State.LEASED or (old.state is State.WAITING and old.attempt):
-                    running.append(place)  # it runs, or waits for its retry
-                elif (changed := changed_task(wanted[place], old, clock.now())) is not None:
-                    changes.append((place, changed))
+                if old is None:
+                    continue  # it was removed
+                if (known or pause) and old.state in (State.CANCELLED, State.DEAD):  # by a newer word
+                    answers[place] = Answer(Result.FINISHED, old)
+                elif (changed := changed_task(wanted[place], old, clock.now())) is None:
+                    answers[place] = Answer(Result.KEPT if old.state.live else Result.FINISHED, old)
+                elif under_way(old):
+                    running.append(place)
                 else:
-                    answers[place] = Answer(Result.KEPT, old)
+                    changes.append((place, changed))
             if changes:
                 added = session.verbs.add([new for _, new in changes], now=clock.now())
                 for (place, _), answer in zip(changes, await session.plural("recur", added), strict=True):
@@ -163,54 +178,53 @@ class Recurring:
             stale = [place for place, _ in changes if answers[place].result is Result.STALE_TOKEN]
             open_ones = sorted(stale + running)
             if not open_ones:
-                return answers
-            if running:
-                if not await _waited(pause):
-                    break
-                refs = [Ref(wanted[place].topic, wanted[place].key) for place in running]
-                for place, record in zip(running, await session.verbs.get(refs), strict=True):
-                    if record is None:  # removed meanwhile
-                        answers[place] = Answer(Result.NOT_FOUND)
-                        open_ones.remove(place)
-                    else:
-                        answers[place] = Answer(Result.KEPT, record)
+                break
         for place in open_ones:
             answers[place] = Answer(Result.UNDER_WAY, answers[place].record)
         return answers
 
-    async def declare(self, makers: Iterable[Callable[[], NewTask]]) -> list[Callable[[], NewTask]]:
-        """Add the tasks that a program declares, except those whose rules have ended; return those `under_way`."""
+    async def declare(
+        self, makers: Iterable[Callable[[], NewTask]], *, known: bool = False
+    ) -> list[Callable[[], NewTask]]:
+        """Add the tasks that a program declares, except those whose rules have ended; return those `under_way`.
+
+        `known`: an earlier call returned these. One that was removed since stays removed.
+        """
         wanted: list[tuple[Callable[[], NewTask], NewTask]] = []
         for make in makers:
             try:
                 wanted.append((make, make()))
             except RuleEnded as ended:
                 _log.info("not declared: %s", ended)
-        answers = await self.add_many([new for _, new in wanted])
+        answers = await self.add_many([new for _, new in wanted], known=known)
         pairs = zip(wanted, answers, strict=True)
         return [make for (make, _), answer in pairs if answer.result is Result.UNDER_WAY]
 
     async def pause(self, topic: str, key: str | None = None) -> Answer:
         """Hold the occurrences of a recurring task back until `resume`; what would have run meanwhile does not run.
 
-        `replaced`, or `kept` if it was paused already; `under_way`: an occurrence is running, repeat the call.
+        `replaced`, or `kept` if it was paused already. `under_way`: an occurrence runs or waits for its retry; repeat
+        the call.
         """
-        return await self._change(topic, key, lambda old, now: _with_pause(old, now, paused=True))
+        return await self._set_paused(topic, key, paused=True)
 
     async def resume(self, topic: str, key: str | None = None) -> Answer:
-        """Let a paused task recur again, from its next instant on: `replaced`, or `kept` if it was not paused."""
-        return await self._change(topic, key, lambda old, now: _with_pause(old, now, paused=False))
+        """Let a paused task recur again, from its next instant on: `replaced`, or `kept` if it was not paused.
+
+        `finished`: its rule ended during the pause, and so does the task.
+        """
+        return await self._set_paused(topic, key, paused=False)
 
     async def skip_next(self, topic: str, key: str | None = None) -> Answer:
-        """Leave out the next occurrence: `moved`. `under_way`: one is running now, and the next is not planned yet.
+        """Skip the next occurrence: `moved`. `under_way`: one is running now or waits for its retry.
 
-        `refused`: it is paused. The last occurrence is left out by ending the rule: `cancelled`.
+        `refused`: it is paused. If it is the last occurrence, the rule ends: `cancelled`.
         """
         found = await self._found(topic, key)
         if found is None:
             return Answer(Result.NOT_FOUND)
         record, recurrence = found
-        if recurrence.paused or record.state is State.LEASED:
+        if recurrence.paused or under_way(record):
             return Answer(Result.REFUSED if recurrence.paused else Result.UNDER_WAY, record)
         following = recurrence.first(record.due_at, record.key)
         if following is None:
@@ -219,14 +233,22 @@ class Recurring:
         return await self._client._session.change(move)
 
     async def run_now(self, topic: str, key: str | None = None) -> Answer:
-        """Run it once now, as a task of its own and beside the plan: `created`; also while it is paused."""
-        now = self._client.clock.now()
-        return (await self._own_tasks(topic, key, [now]))[0]
+        """Run it once now, as a separate task in addition to the plan: `created`; also while it is paused.
+
+        `finished`: it has ended.
+        """
+        found, at = await self._found(topic, key), self._client.clock.now()
+        if found is None or not found[0].state.live:
+            return Answer(Result.NOT_FOUND) if found is None else Answer(Result.FINISHED, found[0])
+        while (answer := (await self._own_tasks(found[0], [at]))[0]).result is Result.KEPT:
+            at += 1  # it runs once for each call, also for several within one millisecond
+        return answer
 
     async def backfill(self, topic: str, key: str | None = None, *, since: When, until: When) -> list[Answer]:
-        """Run the occurrences of the rule from `since` to `until`, both inclusive, as tasks of their own.
+        """Run the occurrences of the rule from `since` to `until`, both inclusive, as separate tasks.
 
-        `kept`: that occurrence is there already. At most 10,000; raises BadInput for more.
+        `kept`: that occurrence exists already, or has ended and is remembered. At most 10,000; raises BadInput for
+        more.
         """
         now = self._client.clock.now
         first, last = instant(since, field="since", now=now), instant(until, field="until", now=now)
@@ -236,7 +258,7 @@ class Recurring:
         instants = found[1].rule.upto(first, last, MOST_BACKFILLED + 1)
         if len(instants) > MOST_BACKFILLED:
             raise BadInput("until", until, f"a time by which the rule has at most {MOST_BACKFILLED:,} instants")
-        return await self._own_tasks(topic, key, instants)
+        return await self._own_tasks(found[0], instants)
 
     async def next(self, topic: str, key: str | None = None, n: int = 5) -> list[datetime]:
         """The next `n` instants of the rule, without jitter (aware, UTC), beginning with the planned occurrence."""
@@ -255,18 +277,19 @@ class Recurring:
                 yield task
 
     async def replan(self, topic: str, key: str | None = None) -> Answer:
-        """Compute the next occurrence anew, as after a change of the zone database: `moved`, or `kept`."""
+        """Compute the next occurrence again, as after a change of the zone database: `moved`, or `kept`."""
         found, now = await self._found(topic, key), self._client.clock.now()
         if found is None:
             return Answer(Result.NOT_FOUND)
         record, recurrence = found
         due_at = recurrence.first(time_of(record, now), record.key)
-        if recurrence.paused or due_at is None or due_at == record.due_at or record.due_at <= now:
+        begun = recurrence.rule.nominal(record.due_at, record.key) <= now  # it waits for its jitter, or is due
+        if recurrence.paused or begun or due_at in (None, record.due_at):
             return Answer(Result.KEPT, record)
         return await self._client._session.change(Move(record.topic, record.key, At(due_at), record.token))
 
-    async def _change(self, topic: str, key: str | None, make: Callable[[Record, Millis], NewTask | None]) -> Answer:
-        """Replace the task by `make(task, now)`; None: nothing is to change. While an occurrence runs, try again."""
+    async def _set_paused(self, topic: str, key: str | None, *, paused: bool) -> Answer:
+        """Pause or resume. While an occurrence is under way, try again."""
         session, clock = self._client._session, self._client.clock
         record: Record | None = None
         for pause in _PAUSES:
@@ -275,24 +298,30 @@ class Recurring:
             found = await self._found(topic, key)
             if found is None:
                 return Answer(Result.NOT_FOUND)
-            record, _ = found
+            record, recurrence = found
             if not record.state.live:
                 return Answer(Result.FINISHED, record)
-            if record.state is State.WAITING:
-                new = make(record, clock.now())
-                if new is None:
-                    return Answer(Result.KEPT, record)
+            if recurrence.paused is paused:
+                return Answer(Result.KEPT, record)
+            if under_way(record):
+                continue
+            due_at = LAST_INSTANT if paused else recurrence.first(time_of(record, clock.now()), record.key)
+            if due_at is None:  # the rule ended during the pause
+                answer = await self._client.cancel(*record.ref, if_token=record.token)
+                answer = replace(answer, result=Result.FINISHED) if answer.ok else answer
+            else:
+                options = with_recurrence(record.options, replace(recurrence, paused=paused))
+                new = _replacing(record, options, At(due_at), payload=record.payload, group=record.group)
                 answer = await session.add(new)
-                if answer.result is not Result.STALE_TOKEN:
-                    return answer
+            if answer.result is not Result.STALE_TOKEN:
+                return answer
         return Answer(Result.UNDER_WAY, record)
 
-    async def _own_tasks(self, topic: str, key: str | None, instants: Sequence[Millis]) -> list[Answer]:
-        found, now = await self._found(topic, key), self._client.clock.now()
-        if found is None:
-            return [Answer(Result.NOT_FOUND)]
-        news = [own_task(found[0], one, now, due_at=min(one, now)) for one in instants]
-        return await self._client._session.add_many(news) if news else []
+    async def _own_tasks(self, record: Record, instants: Sequence[Millis]) -> list[Answer]:
+        now = self._client.clock.now()
+        news = [own_task(record, one, now, due_at=min(one, now)) for one in instants]
+        answers = await self._client._session.add_many(news) if news else []
+        return [replace(one, result=Result.KEPT) if one.result is Result.STALE_TOKEN else one for one in answers]
 
     async def _found(self, topic: str, key: str | None) -> tuple[Record, Recurrence] | None:
         """The recurring task; None: there is no such task, or it does not recur."""
@@ -306,7 +335,7 @@ class Recurring:
 def _ref(topic: str, key: str | None) -> Ref:
     """The names of a recurring task, checked. Raises BadInput."""
     topic = check_topic(topic)
-    key = check_name("key", key or default_key(topic))
+    key = check_name("key", default_key(topic) if key is None else key)
     if len(key.encode()) > LONGEST_KEY:
         raise BadInput("key", key, f"at most {LONGEST_KEY} bytes, since an occurrence may append its instant")
     return Ref(topic, key)
@@ -322,28 +351,37 @@ def is_recurring(task: Task[Any]) -> bool:
     return bool(task.record.options) and task.state.live and task.recurrence is not None
 
 
-def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
-    """The task that replaces `old`, which is not leased; None if it is as wanted.
+def under_way(record: Record) -> bool:
+    """True if an occurrence runs, or waits for its retry: nothing replaces it."""
+    return record.state.live and record.attempt > 0
 
-    An occurrence that is due, or that waits for its jitter only, keeps its time. A pause stays.
+
+def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
+    """The task that replaces `old`, which is not under way; None: it is as wanted, or has ended and stays so.
+
+    An occurrence that is due, or that waits for its jitter only, keeps its time. A pause stays. A declaration leaves a
+    task that died with it alone.
     """
-    recurrence, before = recurrence_of(wanted.options), recurrence_of(old.options)
+    recurrence, before = recurrence_of(wanted.options), recurrence_of(old.options) if old.state.live else None
     assert recurrence is not None
     options, now = wanted.options, time_of(old, now)
+    if before is not None and before.paused:
+        options = with_recurrence(options, replace(recurrence, paused=True))
+    same = (options, wanted.payload, wanted.group) == (old.options, old.payload, old.group)
+    if same and (old.state.live or (recurrence.declared and old.state is State.DEAD)):
+        return None
     first = recurrence.first(now, old.key)
-    due = wanted.due if first is None else At(first)
-    if old.state is State.WAITING and before is not None:
+    due = None if first is None else At(first)
+    if before is not None:
         if before.paused:
-            options, due = with_recurrence(options, replace(recurrence, paused=True)), At(LAST_INSTANT)
+            due = At(LAST_INSTANT)
         elif before.rule.nominal(old.due_at, old.key) <= now:
             step = before.on_lease(old.due_at, old.key, old.created_at, now)
             if step is None:
                 due = At(old.due_at)
             elif step.due_at is not None:  # it is too old to run
                 due = At(step.due_at)
-        if (options, wanted.payload, wanted.group) == (old.options, old.payload, old.group):
-            return None
-    return _replacing(old, options, due, payload=wanted.payload, group=wanted.group)
+    return None if due is None else _replacing(old, options, due, payload=wanted.payload, group=wanted.group)
 
 
 def time_of(old: Record, now: Millis) -> Millis:
@@ -374,18 +412,6 @@ async def _waited(seconds: float) -> bool:
             return False
         await asyncio.sleep(seconds)
     return True
-
-
-def _with_pause(old: Record, now: Millis, *, paused: bool) -> NewTask | None:
-    recurrence = recurrence_of(old.options)
-    assert recurrence is not None
-    if recurrence.paused is paused:
-        return None
-    due_at = LAST_INSTANT if paused else recurrence.first(time_of(old, now), old.key)
-    if due_at is None:
-        raise RuleEnded(recurrence.rule)
-    options = with_recurrence(old.options, replace(recurrence, paused=paused))
-    return _replacing(old, options, At(due_at), payload=old.payload, group=old.group)
 
 
 def _replacing(old: Record, options: bytes, due: Due, *, payload: bytes, group: str | None) -> NewTask:

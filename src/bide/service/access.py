@@ -195,14 +195,14 @@ class Caller(Struct, frozen=True):
         no other record that a store found, or to which a forged cursor led, is sent."""
         return [record for record in records if self.may(verb, record.topic)]
 
-    def seen(self, answer: Answer) -> Answer:
+    def seen(self, answer: Answer, *, sent: bool = True) -> Answer:
         """The part of an answer that the caller may see. Every answer passes here before it is sent.
 
         Without `read` on the topic, a task lacks its payload, error and options, unless this answer created this life:
-        then they are the ones the caller sent.
+        then they are the ones the caller sent. `sent`: False for a verb that sends none.
         """
         record = answer.record
-        if record is None or answer.result in _MADE or self.may(Verb.READ, record.topic):
+        if record is None or (sent and answer.result in _MADE) or self.may(Verb.READ, record.topic):
             return answer
         return replace(answer, record=replace(record, payload=b"", options=b"", error=None))
 

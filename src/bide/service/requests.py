@@ -215,9 +215,9 @@ def reply_to(
     return Reply(status, encode(shape_for(caller, answer, paused)), headers=etag(answer))
 
 
-def shape_for(caller: Caller, answer: Answer, paused: Container[Topic]) -> AnswerShape:
-    """The part of the answer to a verb that the caller may see."""
-    seen = caller.seen(answer)
+def shape_for(caller: Caller, answer: Answer, paused: Container[Topic], *, sent: bool = True) -> AnswerShape:
+    """The part of the answer to a verb that the caller may see. `sent`: see `Caller.seen`."""
+    seen = caller.seen(answer, sent=sent)
     return answer_shape(seen, paused=paused, withheld=seen is not answer)
 
 

@@ -254,7 +254,8 @@ class Verbs:
         if ask.do == "backfill":
             if ask.since is None or ask.until is None:
                 raise BadInput("since, until", (ask.since, ask.until), "both, with backfill")
-            return await self._answered(request, verbs.backfill(topic, key, since=ask.since, until=ask.until))
+            own = verbs.backfill(topic, key, since=ask.since, until=ask.until)
+            return await self._answered(request, own, sent=False)
         steers = {
             "pause": verbs.pause, "resume": verbs.resume, "skip_next": verbs.skip_next, "replan": verbs.replan,
             "run_now": verbs.run_now,
@@ -263,7 +264,8 @@ class Verbs:
             raise BadInput("do", ask.do, f"one of {', '.join(steers)}, backfill")
         if ask.since is not None or ask.until is not None:
             raise BadInput("since, until", (ask.since, ask.until), "neither of them, except with backfill")
-        return reply([_item(request.caller, await steers[ask.do](topic, key), self._client.known_pauses)])
+        answer = await steers[ask.do](topic, key)
+        return reply([_item(request.caller, answer, self._client.known_pauses, sent=False)])
 
     async def remove(self, request: Request) -> Reply:
         topic, key = request.ref
@@ -317,14 +319,15 @@ class Verbs:
         return min(tokens, default=_NO_TOKEN), (Result.STALE_TOKEN, Result.NOT_FOUND)
 
     async def _answered(
-        self, request: Request, answering: Awaitable[Sequence[Answer]], *, paused: Container[Topic] = ()
-    ) -> Reply:
+        self, request: Request, answering: Awaitable[Sequence[Answer]], *, paused: Container[Topic] = (),
+        sent: bool = True,
+    ) -> Reply:  # fmt: skip
         """Answer a batch; the items whose part of the store was unavailable carry a problem."""
         try:
             answers: Sequence[object] = await answering
         except PartlyFailed as partly:
             answers = partly.answers
-        return reply([_item(request.caller, answer, paused) for answer in answers])
+        return reply([_item(request.caller, answer, paused, sent=sent) for answer in answers])
 
 
 def _visible(request: Request, records: Iterable[Record], verb: Verb = Verb.READ) -> list[schemas.TaskShape]:
@@ -361,9 +364,11 @@ def _seen(given: str | None, tag: str) -> bool:
     return given.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in given.split(",")]
 
 
-def _item(caller: Caller, answer: object, paused: Container[Topic]) -> schemas.AnswerShape | schemas.ItemShape:
+def _item(
+    caller: Caller, answer: object, paused: Container[Topic], *, sent: bool = True
+) -> schemas.AnswerShape | schemas.ItemShape:
     if type(answer) is Answer:
-        return shape_for(caller, answer, paused)
+        return shape_for(caller, answer, paused, sent=sent)
     assert isinstance(answer, Exception)
     return schemas.ItemShape(problem=problem_of(answer).shape)
 

@@ -92,15 +92,25 @@ class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=F
 
     def nominal(self, due_at: Millis, key: str) -> Millis:
         """The nominal instant that fires at `due_at` for a key; `due_at` itself if there is none."""
-        low, high, found = due_at - self.jitter, due_at, due_at
-        while low < high:  # bisect for the last nominal instant that is not later than `due_at`
+        found = self._nominal_before(due_at)
+        return due_at if found is None or self.fires_at(found, key) != due_at else found
+
+    def coming(self, now: Millis, key: str) -> Millis | None:
+        """The nominal instant that fires next for a key, after `now`. With jitter it may have passed already."""
+        found = self._nominal_before(now)
+        return self.after(now) if found is None or self.fires_at(found, key) <= now else found
+
+    def _nominal_before(self, at: Millis) -> Millis | None:
+        """The last nominal instant up to `at`, and within the jitter before it. O(log jitter) steps."""
+        low, high, found = at - self.jitter, at, None
+        while low < high:
             middle = (low + high) // 2
             following = _next(self, middle)
-            if following is not None and following <= due_at:
+            if following is not None and following <= at:
                 low = found = following
             else:
                 high = middle
-        return found if self.fires_at(found, key) == due_at else due_at
+        return found
 
     def upto(self, first: Millis, last: Millis, most: int) -> list[Millis]:
         """The nominal instants from `first` to `last`, both included: at most the first `most` of them."""
