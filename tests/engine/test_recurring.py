@@ -17,7 +17,7 @@ from tests.waiting import until
 
 from bide import Answer, At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Handler, Ladder, Result, Task
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
-from bide.core.outcomes import Done, Outcome
+from bide.core.outcomes import Defer, Done, Outcome
 from bide.core.records import Lease
 from bide.core.recurrence.plan import last_instants
 from bide.core.retry import policy
@@ -714,3 +714,79 @@ async def test_each_call_of_run_now_runs_once_until_the_rule_has_ended(world: Wo
         assert len(runs.tasks) == 3
         await app.recurring.remove("t")
         assert (await app.recurring.run_now("t")).result == "finished"
+
+
+@pytest.mark.parametrize(
+    ("how", "ran"),
+    [
+        ({"catch_up": "none"}, [185, 192]),
+        ({"catch_up": "latest", "window": "1m"}, [185, 192]),
+        ({"catch_up": "latest"}, [180, 185, 192]),
+        ({"catch_up": "all", "most": 2}, [150, 185, 192]),
+    ],
+)
+@virtual
+async def test_a_change_after_an_outage_keeps_an_occurrence_that_still_runs_and_no_future_one(
+    world: World, how: dict[str, Any], ran: list[float]
+) -> None:
+    app = world.app()
+    async with app:
+        await app.recurring.add("t", Every("30m", start=as_datetime(world.start)), **how)
+        await world.pause(184 * MINUTE)
+        changed = At([as_datetime(world.start + 60_000 * n) for n in (185, 192)])
+        assert (await app.recurring.add("t", changed, **how)).result == "replaced"
+        runs = Runs(world, app)
+        async with app.worker():
+            await world.pause(20 * MINUTE)
+    assert runs.minutes == ran
+
+
+@pytest.mark.parametrize("changed", ["payload", "rule"])
+@virtual
+async def test_a_change_undoes_no_deferral(world: World, changed: str) -> None:
+    app = world.app()
+    runs = Runs(world, app)
+    runs.outcomes = {60: Defer("30m")}
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1h"), "old")
+        await world.pause(65 * MINUTE)
+        rule, payload = (Every("2h"), "old") if changed == "rule" else (Every("1h"), "new")
+        assert (await app.recurring.add("t", rule, payload)).result == "replaced"
+        await world.pause(60 * MINUTE)
+    assert [at / 60_000 for at in runs.started] == [60, 90, 120]
+    assert [task.payload for task in runs.tasks] == ["old", payload, payload]
+
+
+@pytest.mark.parametrize(
+    ("how", "ahead", "ran"),
+    [
+        ({}, [180, 240], [240]),
+        ({"catch_up": "none"}, [240, 300], [300]),
+        ({"catch_up": "all"}, [60, 120], [120, 180, 240]),
+        ({"overlap": "queue"}, [180, 240], [240]),
+    ],
+)
+@virtual
+async def test_what_is_next_and_is_skipped_of_an_overdue_task_is_what_would_run(
+    world: World, how: dict[str, Any], ahead: list[int], ran: list[int]
+) -> None:
+    app = world.app()
+    async with app:
+        await app.recurring.add("t", Every("1h"), **how)
+        await world.pause(185 * MINUTE)
+        assert await app.recurring.next("t", n=2) == [as_datetime(world.start + 60_000 * n) for n in ahead]
+        assert (await app.recurring.skip_next("t")).result == "moved"
+        runs = Runs(world, app)
+        async with app.worker():
+            await world.pause((ran[-1] + 1 - 185) * MINUTE)
+        assert runs.minutes == ran
+
+
+@virtual
+async def test_a_skip_after_the_last_instant_ends_the_rule_where_all_are_too_old(world: World) -> None:
+    app = world.app()
+    async with app:
+        await app.recurring.add("t", At(as_datetime(world.start + 60_000)), catch_up="none")
+        await world.pause(10 * MINUTE)
+        assert await app.recurring.next("t") == []
+        assert (await app.recurring.skip_next("t")).result == "cancelled"

@@ -23,7 +23,7 @@ from bide.core.names import check_name, check_topic, new_id
 from bide.core.options import encode_options, recurrence_of, with_recurrence
 from bide.core.payloads import encode_payload
 from bide.core.records import Move, NewTask, Record, Ref, Result, State
-from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence
+from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence, last_instants
 from bide.core.recurrence.rules import Rule
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
@@ -227,7 +227,8 @@ class Recurring:
         record, recurrence = found
         if recurrence.paused or under_way(record):
             return Answer(Result.REFUSED if recurrence.paused else Result.UNDER_WAY, record)
-        following = recurrence.first(record.due_at, record.key)
+        due_at = due_next(record, recurrence, self._client.clock.now())
+        following = None if due_at is None else recurrence.first(due_at, record.key)
         if following is None:
             return await self._client.cancel(record.topic, record.key, if_token=record.token)
         move = Move(record.topic, record.key, At(following), record.token)
@@ -359,8 +360,8 @@ def under_way(record: Record) -> bool:
 def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
     """The task that replaces `old`, which is not under way; None: it is as wanted, or has ended and stays so.
 
-    An occurrence that is due, or that waits for its jitter only, keeps its time. A pause stays. A declaration leaves a
-    task that died with it alone.
+    An occurrence that is due, or that waits for its jitter only, keeps its time; one that was deferred is due when its
+    deferral ends. A pause stays. A declaration leaves a task that died with it alone.
     """
     recurrence, before = recurrence_of(wanted.options), recurrence_of(old.options) if old.state.live else None
     assert recurrence is not None
@@ -370,18 +371,27 @@ def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
     same = (options, wanted.payload, wanted.group) == (old.options, old.payload, old.group)
     if same and (old.state.live or (recurrence.declared and old.state is State.DEAD)):
         return None
-    first = recurrence.first(now, old.key)
-    due = None if first is None else At(first)
-    if before is not None:
-        if before.paused:
-            due = At(LAST_INSTANT)
-        elif before.rule.nominal(old.due_at, old.key) <= now:
-            step = before.on_lease(old.due_at, old.key, old.created_at, now)
-            if step is None:
-                due = At(old.due_at)
-            elif step.due_at is not None:  # it is too old to run
-                due = At(step.due_at)
-    return None if due is None else _replacing(old, options, due, payload=wanted.payload, group=wanted.group)
+    due_at = recurrence.first(now, old.key)
+    if before is not None and before.paused:
+        due_at = LAST_INSTANT
+    elif before is not None:
+        planned_at = due_next(old, before, now)
+        if planned_at is not None and before.rule.nominal(planned_at, old.key) <= now:
+            due_at = old.wake_at if old.wake_at > now else planned_at
+    return None if due_at is None else _replacing(old, options, At(due_at), payload=wanted.payload, group=wanted.group)
+
+
+def due_next(record: Record, recurrence: Recurrence, now: Millis) -> Millis | None:
+    """When the next occurrence that runs is due, without those too old to run; None: the rule ends with them.
+
+    The task is not under way. A few steps of the rule, but with `all` and `queue` one for each occurrence left out.
+    """
+    rule, key, due_at = recurrence.rule, record.key, record.due_at
+    if recurrence.catch_up is not CatchUp.ALL and recurrence.overlap is not Overlap.QUEUE:
+        for latest in last_instants(rule, rule.nominal(due_at, key), now - rule.jitter, 1):
+            due_at = rule.fires_at(latest, key)  # it alone may run, of those that have fired
+    step = recurrence.on_lease(due_at, key, record.created_at, now)
+    return due_at if step is None else step.due_at
 
 
 def time_of(old: Record, now: Millis) -> Millis:
@@ -395,14 +405,17 @@ def time_of(old: Record, now: Millis) -> Millis:
 def planned(record: Record, now: Millis, most: int) -> list[Millis]:
     """The next `most` nominal instants of a recurring task, beginning with the occurrence that waits; if paused, none.
 
-    O(most) steps of the rule.
+    O(most) steps of the rule, and those of `due_next`.
     """
     recurrence = recurrence_of(record.options)
     if recurrence is None or recurrence.paused or not record.state.live or most < 1:
         return []
-    waits = record.state is State.WAITING and not record.attempt
-    found = [recurrence.rule.nominal(record.due_at, record.key)] if waits else []
-    return found + recurrence.rule.upto(max(record.due_at, 0 if waits else now) + 1, LAST_INSTANT, most - len(found))
+    rule, begun = recurrence.rule, under_way(record)
+    due_at = max(record.due_at, now) if begun else due_next(record, recurrence, now)
+    if due_at is None:
+        return []
+    found = [] if begun else [rule.nominal(due_at, record.key)]
+    return found + rule.upto(due_at + 1, LAST_INSTANT, most - len(found))
 
 
 async def _waited(seconds: float) -> bool:
