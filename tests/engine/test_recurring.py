@@ -790,3 +790,22 @@ async def test_a_skip_after_the_last_instant_ends_the_rule_where_all_are_too_old
         await world.pause(10 * MINUTE)
         assert await app.recurring.next("t") == []
         assert (await app.recurring.skip_next("t")).result == "cancelled"
+
+
+async def test_a_change_in_the_callers_transaction_waits_for_no_running_occurrence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait would hold the lock for which the end of that occurrence waits."""
+    monkeypatch.setattr("bide.engine.recurring._PAUSES", (0.0, 1e6))
+    app = Bide(f"sqlite:///{tmp_path}/a.db")
+    async with asyncio.timeout(60), app:
+        await app.recurring.add("t", Every("1h"))
+        await app.fire_now("t", "t")
+        now = app.clock.now()
+        assert (await app.store.lease({"t": 1}, now=now, until=now + 3_600_000, holder="w")).tasks
+        with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            async with app.using(connection):
+                assert (await app.recurring.pause("t")).result == "under_way"
+                assert (await app.recurring.add("t", Every("2h"))).result == "under_way"
+            connection.execute("ROLLBACK")

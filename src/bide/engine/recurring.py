@@ -28,7 +28,7 @@ from bide.core.recurrence.rules import Rule
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
 from bide.engine.delivery.occurrences import NO_TOKEN, own_task
-from bide.engine.session import running_loop
+from bide.engine.session import Session
 from bide.engine.verbs import ClientVerbs, one_of
 
 _log = logging.getLogger("bide.recurring")
@@ -152,7 +152,7 @@ class Recurring:
         running = open_ones if known else []
         for pause in _PAUSES:
             if running:
-                if not await _waited(pause):
+                if not await _waited(session, pause):
                     break
                 refs = [Ref(wanted[place].topic, wanted[place].key) for place in running]
                 for place, record in zip(running, await session.verbs.get(refs), strict=True):
@@ -294,7 +294,7 @@ class Recurring:
         session, clock = self._client._session, self._client.clock
         record: Record | None = None
         for pause in _PAUSES:
-            if not await _waited(pause):
+            if not await _waited(session, pause):
                 break
             found = await self._found(topic, key)
             if found is None:
@@ -418,10 +418,10 @@ def planned(record: Record, now: Millis, most: int) -> list[Millis]:
     return found + rule.upto(due_at + 1, LAST_INSTANT, most - len(found))
 
 
-async def _waited(seconds: float) -> bool:
-    """Wait. False: no event loop runs here, as in a caller's transaction on a synchronous connection."""
+async def _waited(session: Session, seconds: float) -> bool:
+    """Wait. False: this is within the caller's transaction, for whose locks others wait, as the running occurrence."""
     if seconds:
-        if running_loop() is None:
+        if session.joined() is not None:
             return False
         await asyncio.sleep(seconds)
     return True
