@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -362,7 +363,7 @@ def test_a_wrong_option_is_refused_by_its_name() -> None:
     app = Bide("memory:")
     wrong: dict[str, Any] = {
         "catch_up": "some", "overlap": "maybe", "most": 0, "window": "soon", "deadline": -1, "key": "k" * 176,
-        "retry": "often",
+        "retry": "often", "end_when_dead": None,
     }  # fmt: skip
     for field, value in wrong.items():
         with pytest.raises(BadInput) as refused:
@@ -370,6 +371,15 @@ def test_a_wrong_option_is_refused_by_its_name() -> None:
         assert refused.value.field == field
     with pytest.raises(BadInput, match="rule"):
         app.recurring.new("t", "0 8 * * *")  # type: ignore[arg-type]
+    calls: list[Callable[..., object]] = [
+        lambda **how: app.cron("0 8 * * *", **how), partial(app.every, "1h"), partial(app.recurs, Every("1h")),
+        partial(app.recurring.new, "t", Every("1h")),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(BadInput, match=r"to the rule, as in @app\.recurs\(Cron\(\.\.\., jitter=\.\.\.\)\)"):
+            call(jitter="5m")
+        with pytest.raises(BadInput, match="the closest name is catch_up"):
+            call(catchup="all")
 
 
 def test_the_last_instants_are_found_in_few_steps_however_far_back_the_first_lies() -> None:
@@ -660,6 +670,8 @@ async def test_an_empty_key_is_refused_and_means_no_other_task(world: World) -> 
                 await verb("t", "")
         with pytest.raises(BadInput, match="key"):
             await app.recurring.add("t", Every("2m"), key="")
+        with pytest.raises(BadInput, match="n: '3'"):
+            await app.recurring.next("t", n="3")  # type: ignore[arg-type]
         with pytest.raises(BadInput, match="key"):
             app.every("1m", key="")(app.handler("t")(nothing))
         assert (await app.recurring.add("t", Every("1m"))).result == "kept"

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, Never, TypedDict
 
 from msgspec.structs import replace
 
@@ -29,7 +29,7 @@ from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
 from bide.engine.delivery.occurrences import NO_TOKEN, own_task
 from bide.engine.session import Session
-from bide.engine.verbs import ClientVerbs, one_of
+from bide.engine.verbs import ClientVerbs, one_of, refuse_unknown
 
 _log = logging.getLogger("bide.recurring")
 LONGEST_KEY = 175
@@ -38,6 +38,8 @@ MOST_BACKFILLED = 10_000
 """The most occurrences of one backfill."""
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Seconds before each attempt to change a task whose occurrence is running."""
+_OF_THE_RULE = frozenset({"zone", "start", "until", "times", "jitter", "except_on", "on_gap", "on_repeat"})
+"""Options that people give to the task."""
 _CATCH_UPS = {choice.value: choice for choice in CatchUp}
 _OVERLAPS = {choice.value: choice for choice in Overlap}
 
@@ -67,6 +69,16 @@ class RecurrenceOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
 
 
+def check_options(options: Iterable[str], of: str) -> None:
+    """Raise BadInput for the first that is no option of a recurring task; `of`: "an option of app.recurs"."""
+    for name in options:
+        if name in _OF_THE_RULE:
+            accepted = f"it to the rule, as in @app.recurs(Cron(..., {name}=...))"
+            raise BadInput(of.rpartition(" ")[2], name, accepted)
+    known = RecurrenceOptions.__annotations__
+    refuse_unknown([name for name in options if name not in known], sorted(known), of)
+
+
 class Recurring:
     """The verbs of recurring tasks, as `app.recurring`. They raise the errors of `app.schedule`."""
 
@@ -90,14 +102,18 @@ class Recurring:
         retry: RetryPolicy | str | None = None,
         headers: Mapping[str, str] | None = None,
         declared: bool = False,
+        **unknown: Never,
     ) -> NewTask:
         """Make the task that `add` would add, for `add_many`. The arguments are those of `add`. No I/O."""
+        check_options(unknown, "an option of app.recurring.add")
         client = self._client
         topic, key = _ref(topic, key)
         if not isinstance(rule, Rule):
             raise BadInput("rule", rule, "a rule: Cron(...), Every(...), RRule(...) or At(...)")
         if type(most) is not int or not 1 <= most <= MOST_BACKFILLED:
             raise BadInput("most", most, f"a whole number from 1 to {MOST_BACKFILLED:,}")
+        if type(end_when_dead) is not bool:
+            raise BadInput("end_when_dead", end_when_dead, "True or False")
         recurrence = Recurrence(
             rule=rule, catch_up=one_of(_CATCH_UPS, catch_up, "catch_up"),
             overlap=one_of(_OVERLAPS, overlap, "overlap"), most=most,
@@ -264,6 +280,8 @@ class Recurring:
 
     async def next(self, topic: str, key: str | None = None, n: int = 5) -> list[datetime]:
         """The next `n` instants of the rule, without jitter (aware, UTC), beginning with the planned occurrence."""
+        if type(n) is not int:
+            raise BadInput("n", n, "a whole number")
         found = await self._found(topic, key)
         return [] if found is None else [as_datetime(one) for one in planned(found[0], self._client.clock.now(), n)]
 
