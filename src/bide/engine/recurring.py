@@ -241,7 +241,7 @@ class Recurring:
         if found is None:
             return Answer(Result.NOT_FOUND)
         record, recurrence = found
-        if recurrence.paused or under_way(record):
+        if record.state.live and (recurrence.paused or under_way(record)):
             return Answer(Result.REFUSED if recurrence.paused else Result.UNDER_WAY, record)
         due_at = due_next(record, recurrence, self._client.clock.now())
         following = None if due_at is None else recurrence.first(due_at, record.key)
