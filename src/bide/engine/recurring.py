@@ -139,7 +139,8 @@ class Recurring:
         """Let a task of `topic` recur by `rule`: `created`, `kept` if the same is there, `replaced` if it changed.
 
         A change moves the next occurrence. One that is already due still runs, and one that has begun goes on: then
-        the answer is `under_way`, nothing has changed, and the call is to be repeated.
+        the answer is `under_way`, nothing has changed, and the call is to be repeated. `finished` or `not_found`: the
+        task was removed or died while the call waited for the end of an occurrence, and stays so.
 
         - `key`: its name within the topic; by default the topic's name.
         - `payload`, `group`, `retry`, `headers`: as in `app.schedule`, for each occurrence.
