@@ -20,7 +20,7 @@ class Ride:
 
 
 def rate(ride: int, stars: int, by: str) -> bool:
-    """The first review counts, whoever gives it: the row decides, so a race has one winner."""
+    """The first review counts, of either side: the row decides, so a race has one winner."""
     sql = "UPDATE rides SET stars = ?, by = ? WHERE number = ? AND stars IS NULL"
     with closing(sqlite3.connect(path, isolation_level=None)) as rides:
         return rides.execute(sql, (stars, by, ride)).rowcount == 1

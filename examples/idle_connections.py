@@ -1,4 +1,4 @@
-"""E6: 100,000 connections, and whoever sends no packet for 30 s goes offline. One ring, and one timer for all.
+"""E6: 100,000 connections, and one that sends no packet for 30 s goes offline. One ring, and one timer for all.
 
 Time runs 20 times as fast: the minute and a half that is shown takes some five seconds.
 """

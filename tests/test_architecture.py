@@ -316,12 +316,13 @@ def test_no_import_circle() -> None:
 DIALECT = re.compile(r"\b(tidings?|whoever|whomever|befalls?|lest|seldom|dearer|desk|keeper)\b", re.IGNORECASE)
 
 
-@pytest.mark.parametrize("root", EVERY, ids=named)
-def test_the_code_speaks_plain_english(root: Path) -> None:
+@pytest.mark.parametrize("root", [*EVERY, ROOT / "docs", ROOT / "examples"], ids=named)
+def test_code_and_docs_speak_plain_english(root: Path) -> None:
     """Words of an older vocabulary, for which there are usual ones: notification, any caller, fault, long poll."""
     found = [
         f"{named(path)}:{number} {match[0]}"
-        for path in sorted(root.rglob("*.py"))
+        for path in sorted(root.rglob("*.*"))
+        if path.suffix in (".py", ".md", ".sql", ".lua", ".html", ".toml")
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if (match := DIALECT.search(line))
     ]

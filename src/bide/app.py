@@ -335,7 +335,7 @@ class Bide(Client):
             return tables_at(source.database, source, watch.concurrency, self.settings, own_clock=own_clock)
         if (tables := self.store.features.tables) is not None:
             return tables.tables(source, connections=watch.concurrency)
-        raise SetupError(f"{watch}: this store holds no tables of yours; say where it is: TableSource(database=URL)")
+        raise SetupError(f"{watch}: this store holds no tables of yours; name a database: TableSource(database=URL)")
 
     def on_dead(self, topic: str) -> Callable[[Callable[[Task[Any]], Any]], Callable[[Task[Any]], Any]]:
         """Declare a function (plain or coroutine) that is called with each task of `topic` that dies. Raises BadInput.

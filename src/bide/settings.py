@@ -190,22 +190,22 @@ class Settings:
     token: str | None = _setting(
         None,
         Secret("1 to 1000 printable ASCII characters without spaces"),
-        "What is shown to the service, where `store` is the URL of one; made by `bide token add`. Never shown.",
+        "The token for the service, if `store` is the URL of one; made by `bide token add`. Never shown.",
     )
     lease: Millis = _setting(
         10_000,
         Duration(10, DAY),
-        "How long a worker holds a task before it must say that it still runs. After a crash the task is delivered "
-        "again when this time is over.",
+        "How long a worker holds a task before it must extend the lease. After a crash the task is delivered again "
+        "when this time is over.",
     )
     max_sleep: Millis = _setting(
         1_000,
         Duration(10, HOUR),
-        "The longest that a worker sleeps without asking the store: how late a task may be if a wake-up is lost.",
+        "The longest time that a worker sleeps without asking the store: how late a task may be if a wake-up is lost.",
     )
-    concurrency: int = _setting(1000, _COUNT, "Deliveries at once in one worker process.")
+    concurrency: int = _setting(1000, _COUNT, "Concurrent deliveries in one worker process.")
     topic_concurrency: int = _setting(
-        256, _COUNT, "Deliveries of one topic at once in one worker process, unless its handler says otherwise."
+        256, _COUNT, "Concurrent deliveries of one topic in one worker process, unless its handler sets another number."
     )
     grace: Millis = _setting(30_000, Duration(0, DAY), "How long running handlers have to end when a worker stops.")
     max_past: Millis = _setting(
@@ -217,16 +217,16 @@ class Settings:
     keep_done: Millis = _setting(
         HOUR,
         _ANY_LENGTH,
-        "How long a task is remembered after it is done, at most 10,000 of a topic and process; 0s forgets it at once.",
+        "How long a task is kept after it is done, at most 10,000 per topic and process; 0s deletes it at once.",
     )
     keep_cancelled: Millis = _setting(
         HOUR,
         _ANY_LENGTH,
-        "How long a task is remembered after it is cancelled, as many as of done ones; 0s forgets it at once.",
+        "How long a task is kept after it is cancelled, with the same limit as done ones; 0s deletes it at once.",
     )
-    keep_dead: Millis = _setting(14 * DAY, _ANY_LENGTH, "How long a dead task is kept, to be examined and sent again.")
+    keep_dead: Millis = _setting(14 * DAY, _ANY_LENGTH, "How long a dead task is kept, for inspection and redrive.")
     losses: int = _setting(
-        10, _COUNT, 'Leases in a row that may end without an outcome before the task is dead ("holder lost").'
+        10, _COUNT, 'How many leases in a row may end without an outcome before the task is dead ("holder lost").'
     )
     sqlite_synchronous: str = _setting(
         "full",
@@ -236,16 +236,16 @@ class Settings:
     history: str = _setting(
         "on",
         _SWITCH,
-        "Whether a process writes down, minute by minute and for a day, how much it did and how late: what the "
-        "console shows of the past.",
+        "Whether a process records for each minute, for a day, how much it did and how late: the history in the "
+        "console.",
     )
     traces: str = _setting(
-        "on", _SWITCH, "Whether a worker keeps the trace of a task's last exception with the task, its last 4 KB."
+        "on", _SWITCH, "Whether a worker keeps the last 4 KB of the trace of a task's last exception with the task."
     )
     actor: str | None = _setting(
         None,
         Name(f"1 to {LONGEST_NAME} bytes of text without control characters"),
-        "The name in the event log for what this process changes; without it those changes are not noted.",
+        "The name in the event log for changes by this process; without it those changes are not logged.",
     )
 
     def __post_init__(self) -> None:

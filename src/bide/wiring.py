@@ -177,7 +177,7 @@ def _parts(url: str, field: str, accepted: str) -> SplitResult:
         and any("@" in option.partition("=")[0] for option in behind.split("&"))
     ):
         raise BadInput(
-            field, "a URL with an @ behind its hosts", 'a password with %2F for "/", %3F for "?", %23 for "#"'
+            field, "a URL with an @ after its hosts", 'a password with %2F for "/", %3F for "?", %23 for "#"'
         )
     return parts
 
@@ -217,7 +217,7 @@ def check_there(url: str) -> None:
     """Raise StoreUnavailable for a SQLite file that does not exist, which opening would create."""
     if urlsplit(url).scheme == "sqlite" and not os.path.exists(path := _path_of(url, "store")):
         raise StoreUnavailable(
-            f"{os.path.abspath(path)}: there is no such file; `bide schedule`, `work`, `serve` and `migrate` make it"
+            f"{os.path.abspath(path)}: there is no such file; `bide schedule`, `work`, `serve` and `migrate` create it"
         )
 
 

@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 
 from bide.core.errors import BadInput
 from bide.core.instants import Millis, instant_text
-from bide.core.recurrence import At, Cron, Every, RRule, Rule, refresh_zones, rule_of
+from bide.core.options import recurrence_of, with_recurrence
+from bide.core.recurrence import At, Cron, Every, RRule, RRuleRule, Rule, refresh_zones, rule_of, zones
+from bide.core.recurrence.plan import Recurrence
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 NAIVE_EPOCH = datetime(1970, 1, 1)
@@ -265,6 +267,82 @@ def test_times_count_what_is_left_after_exceptions() -> None:
     assert len(Every("1s", start="2024-01-01T00:00Z", times=100_000).upto(0, ms("2030-01-01"), 200_000)) == 100_000
 
 
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"start": "2024-10-27T02:30+01:00", "times": 3},  # the second 02:30, which is none of a daily rule
+        {"start": "2024-03-30T02:30+01:00", "times": 1_000, "except_on": ["2024-04-01"]},
+        {"start": "2024-03-30T02:30+01:00", "times": 900, "on_gap": "skip", "on_repeat": "both"},
+    ],
+)
+@pytest.mark.parametrize("text", ["30 2 * * *", "0 */5 * * sat", "every 7h", "FREQ=DAILY", "FREQ=HOURLY;BYDAY=SU"])
+def test_the_last_of_the_counted_times_is_the_last_of_as_many_steps(text: str, bounds: dict[str, Any]) -> None:
+    """Also as a COUNT, which counts excepted dates too, and after another start."""
+    if "every" in text:
+        bounds = {name: value for name, value in bounds.items() if name[:3] != "on_"}
+    times, free = bounds["times"], bounds | {"times": None}
+    endless = rule_of(text, zone="Europe/Rome", **free)
+    rule = rule_of(text, zone="Europe/Rome", **bounds)
+    assert rule.upto(0, ms("2100-01-01"), 2_000) == endless.upto(0, ms("2100-01-01"), times)
+    later, free_later = (one.between("2024-10-28T12:00Z", None) for one in (rule, endless))
+    assert later.upto(0, ms("2100-01-01"), 2_000) == free_later.upto(0, ms("2100-01-01"), times)
+    if text[:4] == "FREQ":
+        counted = RRule(f"{text};COUNT={times}", zone="Europe/Rome", **free)
+        all_days = RRule(text, zone="Europe/Rome", **free | {"except_on": ()}).upto(0, ms("2100-01-01"), times)
+        assert counted.upto(0, ms("2100-01-01"), 2_000) == endless.upto(0, all_days[-1], 2_000)
+        if times > 3:
+            cut = counted.between("2024-10-28T12:00Z", None)
+            assert cut.upto(0, ms("2100-01-01"), 2_000) == free_later.upto(0, all_days[-1], 2_000)
+
+
+def test_a_count_begins_with_a_start_before_1970() -> None:
+    rule = RRule("DTSTART:19650614T080000Z\nRRULE:FREQ=YEARLY;COUNT=7")
+    assert rule.upto(0, ms("2100-01-01"), 9) == [ms("1970-06-14T08:00"), ms("1971-06-14T08:00")]
+    with pytest.raises(BadInput, match="fires"):
+        RRule("DTSTART:19650614T080000Z\nRRULE:FREQ=YEARLY;COUNT=5")
+
+
+def test_the_last_of_the_counted_times_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = RRule("FREQ=DAILY", start="2024-01-01T08:00Z", times=5_000)
+    encoded, steps = msgspec.msgpack.encode(rule), 0
+    next_step = zones.next_step
+
+    def counted(*arguments: Any) -> Millis | None:
+        nonlocal steps
+        steps += 1
+        return next_step(*arguments)
+
+    monkeypatch.setattr(zones, "next_step", counted)
+    refresh_zones()
+    back: RRuleRule = msgspec.msgpack.Decoder(RRuleRule).decode(encoded)
+    assert back.after(ms("2024-01-01T08:00")) == ms("2024-01-02T08:00")
+    assert steps == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "times", "field"),
+    [
+        ("0 8 * * *", 10_001, "times"), ("0 8 29 2 *", 5_000, "times"), ("FREQ=DAILY", 10_001, "times"),
+        ("FREQ=MINUTELY;BYHOUR=0;BYMINUTE=0", 10_000, "times"), ("FREQ=DAILY;BYDAY=MO;COUNT=10000", None, "COUNT"),
+        ("FREQ=DAILY;BYYEARDAY=366;BYDAY=MO;COUNT=10000", None, "COUNT"),
+        ("FREQ=SECONDLY;INTERVAL=61;BYMINUTE=0;BYHOUR=3;COUNT=10000", None, "COUNT"),
+    ],
+)  # fmt: skip
+def test_times_that_take_too_long_to_count_are_refused(text: str, times: int | None, field: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        rule_of(text, start=START, times=times)
+    assert caught.value.field == field
+
+
+def test_the_search_of_a_step_is_bounded() -> None:
+    """In days, however many dates are excepted; and it goes past days without times at once."""
+    leap = RRule("FREQ=DAILY;BYYEARDAY=366;BYDAY=MO", start=START)
+    assert leap.after(0) == ms("2040-12-31")
+    excepted = [f"{year}-12-31" for year in range(2024, 9999) if date(year, 12, 31).timetuple().tm_yday == 366]
+    with pytest.raises(BadInput, match="fires"):
+        RRule("FREQ=DAILY;BYYEARDAY=366;BYDAY=MO", start=START, except_on=excepted)
+
+
 def test_exceptions_are_dates_of_the_zone() -> None:
     """And an interval goes past a date at once, however short it is, also one of 25 or 23 hours."""
     every = Every("1s", zone="Europe/Rome", except_on=["2024-10-27"])
@@ -384,6 +462,17 @@ def test_a_rule_is_the_same_after_a_trip(rule: Rule) -> None:
     assert back.upto(0, ms("2040-01-01"), 50) == rule.upto(0, ms("2040-01-01"), 50)
     assert len(encoded) < 140
     assert len(msgspec.msgpack.encode(Cron("0 8 * * *"))) < 32
+
+
+def test_what_is_stored_can_be_read_back() -> None:
+    """Also a rule from the past; policies of other types are refused rather than stored as a task without a rule."""
+    for begin, first in (("00010101", "2029-01-01T00:00+01:00"), ("19650614", "2029-06-14T00:00+02:00")):
+        rule = RRule(f"DTSTART;VALUE=DATE:{begin}\nRRULE:FREQ=YEARLY", zone="Europe/Rome")
+        assert recurrence_of(with_recurrence(b"", Recurrence(rule=rule))) == Recurrence(rule=rule)
+        assert rule.after(ms("2028-12-01")) == ms(first)
+    for wrong in (None, 1, "no"):
+        with pytest.raises(BadInput, match="rule"):
+            with_recurrence(b"", Recurrence(rule=Every("1h"), end_when_dead=wrong))  # type: ignore[arg-type]
 
 
 def test_damaged_bytes_are_no_rule() -> None:

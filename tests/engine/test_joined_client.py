@@ -176,7 +176,7 @@ async def test_a_task_that_outlives_its_block_is_refused(shop: Shop) -> None:
             outliving = asyncio.create_task(later())
         shop.own.execute("INSERT INTO orders VALUES (1)")
         over.set()
-        with pytest.raises(SetupError, match="the transaction is over"):
+        with pytest.raises(SetupError, match="was created is over"):
             await outliving
         shop.own.rollback()
 
@@ -208,7 +208,7 @@ def test_the_synchronous_one_too(shop: Shop) -> None:
         shop.app.sync.schedule("order.close", 2, key="2", delay="1h")
         within = contextvars.copy_context()
     shop.own.rollback()
-    with pytest.raises(SetupError, match="the transaction is over"):
+    with pytest.raises(SetupError, match="was created is over"):
         within.run(shop.app.sync.schedule, "order.close", 3, key="3", delay="1h")
     assert shop.keys() == []
 

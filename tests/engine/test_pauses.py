@@ -281,7 +281,7 @@ async def test_what_is_no_topic_is_refused_and_what_is_no_pause_passed_over(
         for number, damaged in enumerate((b"{", b'{"topic": 7}', b"\xff\xfe")):
             await SettingsStore(app.store, app.clock, PAUSED_TOPIC).put(f"damaged-{number}", damaged)
         assert (await app.paused()).keys() == {longest}
-        assert caplog.text.count("cannot be read and is passed over") == 3
+        assert caplog.text.count("cannot be read and is skipped") == 3
 
 
 @virtual

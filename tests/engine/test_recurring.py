@@ -185,7 +185,7 @@ async def test_a_rule_that_ends_leaves_a_done_task_or_nothing(world: World) -> N
         assert runs.minutes == [1, 3]
         [task] = [one async for one in app.find()]
         assert task.state == "done"
-        with pytest.raises(BadInput, match="lies ahead"):
+        with pytest.raises(BadInput, match="future instant"):
             await app.recurring.add("t", At(times))
 
 

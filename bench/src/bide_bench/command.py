@@ -33,7 +33,7 @@ WORKLOADS: Mapping[str, Callable[[Plan, Limit], Coroutine[Any, Any, Report]]] = 
 @click.argument("store", metavar="STORE_URL", default="sqlite:")
 @click.option(
     "--workload", type=click.Choice([*WORKLOADS, "all"]), default="all", show_default=True,
-    help="What to measure; all of them but churn, one after another, take some eight minutes.",
+    help="What to measure; all except churn, one after another, take about eight minutes.",
 )  # fmt: skip
 @click.option(
     "--n",

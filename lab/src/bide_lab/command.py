@@ -45,16 +45,16 @@ results_option = click.option(
     help="The results file, JSON lines.",
 )  # fmt: skip
 own_option = click.option(
-    "--strategies", "words", multiple=True, metavar="FILE", help="Files of your own strategies that the results are of."
+    "--strategies", "words", multiple=True, metavar="FILE", help="Files of your own strategies in the results."
 )  # fmt: skip
 
 
 @click.group(name="lab")
 def lab() -> None:
-    """See the classic ways of doing something later at work, measured on this machine beside bide.
+    """Run the classic designs for delayed tasks, measured on this machine beside bide.
 
     Servers are given by URL, each with an option or in the environment; strategies whose servers are missing are
-    listed as not measured. What a strategy makes on a server has names of its own, and is taken away afterwards.
+    listed as not measured. What a strategy creates on a server has separate names, and is deleted afterwards.
     """
 
 
@@ -84,7 +84,7 @@ def list_(surroundings: Context) -> None:
 @_quiet
 @click.pass_obj
 def explain(surroundings: Context, strategies: tuple[str, ...]) -> None:
-    """How a strategy works, what it costs, what it is known for: `bide lab explain S9`."""
+    """Explain a strategy: how it works, its cost, its known flaws: `bide lab explain S9`."""
     by_module = grouped((strategy.__module__, strategy) for strategy in chosen(strategies))
     for number, variants in enumerate(by_module.values()):
         card = card_of(variants[0])
@@ -132,13 +132,13 @@ def server_options(command: click.decorators.FC) -> click.decorators.FC:
 
 @lab.command()
 @click.option("--strategies", "words", multiple=True, metavar="NAME",
-              help="S4, S4-A or a path of a file; all without it.")  # fmt: skip
+              help="S4, S4-A or the path of a file; by default all.")  # fmt: skip
 @click.option("--workloads", "only", multiple=True, metavar="NAME",
-              help="Without it those that a strategy names, and those that are for all.")  # fmt: skip
-@click.option("--quick", is_flag=True, help="Only what each strategy is known for, with few tasks.")
+              help="By default those that a strategy names, and those for all.")  # fmt: skip
+@click.option("--quick", is_flag=True, help="Only the workloads for which each strategy is known, with few tasks.")
 @click.option("--minute", type=click.FloatRange(0.1, 60), default=1.0, show_default=True,
-              help="Seconds that one minute of a strategy's own periods takes.")  # fmt: skip
-@click.option("--again", is_flag=True, help="Also what the results file has already.")
+              help="Seconds for one minute of a strategy's own periods.")  # fmt: skip
+@click.option("--again", is_flag=True, help="Also run those already in the results file.")
 @results_option
 @server_options
 @_quiet
@@ -147,7 +147,7 @@ def run(
     surroundings: Context, /, words: tuple[str, ...], only: tuple[str, ...], quick: bool, minute: float,
     again: bool, results: Path, **urls: str | None,
 ) -> None:  # fmt: skip
-    """Measure strategies. What the results file has already is passed over, so that a run can be taken up again."""
+    """Measure strategies. Results already in the file are skipped, so that an interrupted run continues."""
     for name in only:
         if name not in WORKLOADS:
             raise BadInput("workloads", name, f"one of {', '.join(WORKLOADS)}")
@@ -189,12 +189,12 @@ def _in_short(result: Result) -> str:
 @lab.command()
 @results_option
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="lab-report", show_default=True,
-              help="The folder that it is written into.")  # fmt: skip
+              help="The folder of the report.")  # fmt: skip
 @own_option
 @_quiet
 @click.pass_obj
 def report(surroundings: Context, results: Path, out: Path, words: tuple[str, ...]) -> None:
-    """Draw a results file: one HTML page that needs nothing else, the tables in Markdown, the pictures as SVG."""
+    """Make a report of a results file: one self-contained HTML page, the tables in Markdown, the pictures as SVG."""
     if not results.is_file():
         raise BadInput("results", str(results), "a file that `bide lab run` has written")
     found = findings(ResultsFile(results).read(), chosen(words) if words else ())
@@ -242,9 +242,9 @@ def asked(name: str, question: str, default: Any, **more: Any) -> Callable[[clic
 def choose_(
     surroundings: Context, /, results: Path, words: tuple[str, ...], late: str, servers: str, twice: str, **given: Any
 ) -> None:
-    """Which strategy to pick, and why: a few questions, held against what was measured here, or else by us.
+    """Recommend a strategy, and say why: a few questions, compared with the figures of this machine, or else with ours.
 
-    What no option answers is asked, in a terminal; elsewhere the default counts.
+    Without an option, a terminal is asked; elsewhere the default counts.
     """
     seconds = duration(late, field="late") / 1000
     wishes = Wishes(late=seconds, servers=_kinds(servers), twice=Twice(twice), **given)

@@ -217,7 +217,7 @@ async def _redrive_all(app: Bide, context: Context, topic: str | None, delay: st
 def pause(context: Context, topics: tuple[str, ...]) -> Exit:
     """Hold the tasks of each TOPIC back until it is resumed; without a TOPIC, list the pauses.
 
-    New tasks are accepted, and running deliveries go on. Workers, webhooks and consumers obey within two seconds. A
+    New tasks are accepted, and running deliveries go on. Workers, webhooks and consumers stop within two seconds. A
     pause survives every restart.
     """
     for topic in topics:  # all of them, before any is changed

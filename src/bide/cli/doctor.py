@@ -145,7 +145,7 @@ async def _store_clock(app: Bide) -> Note:
         skew = await clock.time() - now
         if abs(skew) > _SKEW:
             what = f"this machine's clock differs from the store's by {length_words(skew)}"
-            return Note(Level.WARNING, what, "bide corrects for it; synchronise both clocks all the same")
+            return Note(Level.WARNING, what, "bide corrects for it; still, synchronise both clocks")
         return Note(Level.OK, f"this machine's clock and the store's agree within {max(1, abs(skew))} ms")
     events = await app.events(limit=1)
     newest = max((event.at for event in events), default=0)

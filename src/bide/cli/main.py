@@ -158,7 +158,7 @@ def _loaded(extension: EntryPoint) -> click.Command:
 
 
 def _about(extension: EntryPoint) -> str:
-    """The one-line help of a command; the reason, if it cannot be loaded, so that the list is shown all the same."""
+    """The one-line help of a command; the reason, if it cannot be loaded, so that the list is still shown."""
     try:
         return _loaded(extension).get_short_help_str(limit=90)
     except SetupError as error:

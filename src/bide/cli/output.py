@@ -27,8 +27,8 @@ from bide.service.schemas import one_line
 
 WORDS: dict[Result, str] = {
     Result.CREATED: "created",
-    Result.REPLACED: "replaced what was there",
-    Result.KEPT: "kept what was there",
+    Result.REPLACED: "replaced the existing task",
+    Result.KEPT: "kept the existing task",
     Result.REFUSED: "refused",
     Result.MOVED: "moved",
     Result.UNDER_WAY: "under way: nothing changed",

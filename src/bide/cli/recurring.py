@@ -80,7 +80,7 @@ def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
     console().print(table)
 
 
-@recurring.command(short_help="Let a task recur by a rule, or change its rule.")
+@recurring.command(short_help="Make a task recur by a rule, or change its rule.")
 @click.argument("topic")
 @click.argument("rule")
 @click.argument("payload", required=False)
@@ -97,7 +97,7 @@ def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
     "--overlap", type=click.Choice([*map(str, Overlap)]), default="skip", show_default=True, help="While one runs."
 )
 @click.option("--window", metavar="LENGTH", help="Run no occurrence that is later than this.")
-@click.option("--most", type=WholeNumber(1, 10_000), default=100, help="With all or queue: at most so many.")
+@click.option("--most", type=WholeNumber(1, 10_000), default=100, help="With all or queue: at most this many.")
 @click.option("--deadline", metavar="LENGTH", help="Deliver no occurrence later than this after it was due.")
 @shared_options()
 @click.pass_obj
@@ -105,9 +105,9 @@ def add(
     context: Context, /, topic: str, rule: str, payload: str | None, key: str | None, zone: str, start: str | None,
     until: str | None, jitter: str | None, **options: Any,
 ) -> Exit:  # fmt: skip
-    """Let a task of TOPIC recur by RULE: "0 8 * * mon-fri", "@daily", "every 15m", or "FREQ=MONTHLY;BYDAY=-1FR".
+    """Make a task of TOPIC recur by RULE: "0 8 * * mon-fri", "@daily", "every 15m", or "FREQ=MONTHLY;BYDAY=-1FR".
 
-    PAYLOAD is as in `bide schedule`. Once more with another rule, it changes the rule and moves the next occurrence.
+    PAYLOAD is as in `bide schedule`. Run again with another RULE, it changes the rule and moves the next occurrence.
     """
     made = rule_of(rule, zone=zone, start=start, until=until, jitter=jitter)
     data = read_payload(payload, raw=False)
@@ -128,9 +128,9 @@ def _verb(name: str, about: str, done: str | None = None) -> None:
 
 _verb("pause", "Hold its occurrences back until it is resumed.", "paused")
 _verb("resume", "Let it recur again, from its next instant on.", "resumed")
-_verb("skip_next", "Leave out the next occurrence.")
-_verb("run_now", "Run it once now, beside the plan.")
-_verb("replan", "Compute its next instant anew, as after a change of the zone database.")
+_verb("skip_next", "Skip the next occurrence.")
+_verb("run_now", "Run it once now, in addition to the plan.")
+_verb("replan", "Compute its next instant again, as after a change of the zone database.")
 _verb("remove", "End it: no occurrence follows.")
 
 
@@ -142,7 +142,7 @@ _verb("remove", "End it: no occurrence follows.")
 @shared_options()
 @click.pass_obj
 def backfill(context: Context, topic: str, key: str | None, since: str, until: str) -> Exit:
-    """Run each occurrence of the rule from --since to --until once, as a task of its own."""
+    """Run each occurrence of the rule from --since to --until once, as a separate task."""
 
     async def work(app: Bide) -> list[Answer]:
         return await app.recurring.backfill(topic, key, since=since, until=until)

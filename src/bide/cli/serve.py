@@ -35,7 +35,7 @@ _PORT = click.option(
 @click.option("--insecure", is_flag=True, help="Let anybody in, from other machines too.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--log-level", type=click.Choice(LEVELS), help="The log level; info by default, warning with --demo.")
-@click.option("--demo", is_flag=True, help="Run the demo: live traffic on a store of its own.")
+@click.option("--demo", is_flag=True, help="Run the demo: live traffic on a separate store.")
 @click.option("--uvloop", is_flag=True, help="Run on uvloop, if it is installed.")
 @shared_options(json=False)
 @click.pass_obj

@@ -51,7 +51,7 @@ class SetupError(BideError):
 
 
 HAS_TO_BE_AWAITED = (
-    "app.sync works on synchronous connections only, and this one has to be awaited: use "
+    "app.sync works only with synchronous connections, and this one has to be awaited: use "
     "`await app.using(connection)...` in a coroutine"
 )
 """The message of a SetupError."""

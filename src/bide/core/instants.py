@@ -161,7 +161,7 @@ def one_due(
     if type(delay) is str and len(delay) <= LONGEST_TEXT:
         return _due_after(delay, grain, delay_field)
     if delay is None:
-        raise BadInput(f"{at_field}, {delay_field}", None, "one of the two: when shall it happen?")
+        raise BadInput(f"{at_field}, {delay_field}", None, "one of the two, to say when it is due")
     return with_grain(In(duration(delay, field=delay_field)), grain)
 
 

@@ -10,9 +10,9 @@
                                 +------------------------- redrive -----------------------------+
       LEASED with wake_at <= now (the holder died or hung) is leased again: same arrow, new token, next attempt.
 
-`TABLE` gives the answer and the next state for every verb and state. The functions below it are the only code that
-computes a new record. A store that decides in Python calls them; the store suite checks that a store that decides in
-SQL or Lua matches them. Each costs O(1) and uses no clock and no I/O: `now` and `token` are arguments.
+`TABLE` gives the answer and the next state for every verb and state, and the functions below it the new record. A store
+that decides in Python calls them; the store suite checks that a store that decides in SQL or Lua matches them. Each
+costs O(1) and uses no clock and no I/O: `now` and `token` are arguments.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def gone(old: Record, now: Millis) -> bool:
 
 def schedule(new: NewTask, old: Record | None, now: Millis, token: Token) -> Answer:
     """Schedule `new`, where `old` may exist. The answer's record is to be stored if it has `new.id`."""
-    due_at = _clamp(new.due.resolve(now))
+    due_at = clamp(new.due.resolve(now))
     if old is None or gone(old, now):
         return Answer(_CREATED, _born(new, due_at, now, token))
     if new.if_token is not None and new.if_token != old.token:
@@ -172,7 +172,7 @@ def change(asked: Change, old: Record | None, now: Millis, token: Token) -> Answ
     if word == Result.UNDER_WAY:
         return Answer(Result.UNDER_WAY, old)
     if type(asked) is Move:
-        due_at = _clamp(asked.due.resolve(now))
+        due_at = clamp(asked.due.resolve(now))
         wake_at = max(due_at, now)
         deadline = old.deadline if asked.deadline is None else asked.deadline
         if deadline is not None and wake_at > deadline:
@@ -182,7 +182,7 @@ def change(asked: Change, old: Record | None, now: Millis, token: Token) -> Answ
     if type(asked) is Cancel:
         return Answer(Result(word), _ended(old, State.CANCELLED, token, now, asked.keep_until, old.error, old.failures))
     assert type(asked) is Redrive
-    return Answer(Result.REDRIVEN, _born_again(old, asked.id, _clamp(asked.due.resolve(now)), now, token))
+    return Answer(Result.REDRIVEN, _born_again(old, asked.id, clamp(asked.due.resolve(now)), now, token))
 
 
 def may_lease(old: Record, now: Millis) -> bool:
@@ -219,7 +219,7 @@ def settle(asked: Settlement, old: Record, now: Millis, token: Token) -> Record:
         failures = old.failures + (verb is Verb.DEAD and asked.failed)
         return _ended(old, to, token, now, asked.keep_until, error, failures)
     assert asked.next_at is not None
-    next_at = _clamp(asked.next_at.resolve(now))
+    next_at = clamp(asked.next_at.resolve(now))
     if verb is Verb.AGAIN:
         return _born_again(old, asked.next_id, next_at, now, token)
     deferred = verb is Verb.DEFER
@@ -230,7 +230,8 @@ def settle(asked: Settlement, old: Record, now: Millis, token: Token) -> Record:
     )  # fmt: skip
 
 
-def _clamp(millis: Millis) -> Millis:
+def clamp(millis: Millis) -> Millis:
+    """The instant nearest to `millis`."""
     return 0 if millis < 0 else LAST_INSTANT if millis > LAST_INSTANT else millis
 
 

@@ -9,7 +9,6 @@ import functools
 import os
 import re
 import time
-from collections.abc import Iterator
 
 from bide.core.errors import BadInput
 
@@ -64,9 +63,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_endings.clear)  # otherwise parent and child would use the same ids
 _beginning = (0, "")
 """A millisecond, and the beginning of its ids."""
-_RANDOM = int.from_bytes(_POOL * bytes.fromhex("0fff3fff"))
-_FIXED = int.from_bytes(_POOL * bytes.fromhex("70008000"))
-"""For the two middle groups of many ids: the mask of random bits, and the fixed bits of version and variant."""
+_FORM = b"7xxx-yxxx-xxxxxxxxxxxx\n"
+"""The end of an id: its version, random digits (x), and the variant with two random bits (y)."""
+_DRAWN = [place for place, digit in enumerate(_FORM) if digit in b"xy"]
+_VARIANT = bytes.maketrans(b"0123456789abcdef", b"89ab" * 4)
 
 
 def new_id() -> str:
@@ -89,12 +89,14 @@ def new_id() -> str:
         return beginning + ending
 
 
-def _new_endings() -> Iterator[str]:
-    """Two groups of two bytes, with version and variant, and one of six; joined, in hexadecimal."""
-    noise, size = os.urandom(10 * _POOL), 4 * _POOL
-    middle = (int.from_bytes(noise[:size]) & _RANDOM | _FIXED).to_bytes(size).hex("-", 2).split("-")
-    last = noise[size:].hex("-", 6).split("-")
-    return map("-".join, zip(middle[::2], middle[1::2], last, strict=True))
+def _new_endings() -> list[str]:
+    """The ends of many ids, drawn digit by digit: the first digit of all, then the second of all."""
+    digits = os.urandom(len(_DRAWN) * _POOL // 2).hex().encode()
+    text, width = bytearray(_FORM * _POOL), len(_FORM)
+    for number, place in enumerate(_DRAWN):
+        column = digits[number * _POOL : (number + 1) * _POOL]
+        text[place::width] = column.translate(_VARIANT) if _FORM[place] == ord("y") else column
+    return text.decode().split()
 
 
 LONGEST_TEXT = 2_000

@@ -29,7 +29,7 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     recurrence: Recurrence | None = None
     """The rule and the policies of a recurring task."""
     occurrence: Millis | None = None
-    """For an occurrence that is a task of its own: its nominal instant."""
+    """For an occurrence that is a separate task: its nominal instant."""
 
 
 NO_OPTIONS = Options()
@@ -88,12 +88,17 @@ def recurrence_of(options: bytes) -> Recurrence | None:
 
 
 def with_recurrence(options: bytes, recurrence: Recurrence | None, occurrence: Millis | None = None) -> bytes:
-    """`options` with another recurrence; with an `occurrence` it is a task of its own. Raises BadInput if too large."""
+    """`options` with another recurrence; with an `occurrence` it is a separate task.
+
+    Raises BadInput if they are too large, or would not be the same when they are read back.
+    """
     changed = msgspec.structs.replace(decode_options(options), recurrence=recurrence, occurrence=occurrence)
     encoded = b"" if changed == NO_OPTIONS else _encoder.encode(changed)
     if len(encoded) > LONGEST_OPTIONS:
         accepted = f"at most {LONGEST_OPTIONS} bytes, encoded: fewer instants or excepted dates"
         raise BadInput("rule", f"{len(encoded)} bytes", accepted)
+    if known_options(encoded) != changed:
+        raise BadInput("rule", recurrence, "a rule and policies whose fields have the right types and bounds")
     return encoded
 
 

@@ -45,7 +45,7 @@ class Defer(Outcome):
 
     def __init__(self, delay: Length | None = None, *, at: When | None = None) -> None:
         if delay is None and at is None:
-            raise BadInput("delay", None, 'Defer("1m") or Defer(at=...): when shall it be looked at again?')
+            raise BadInput("delay", None, 'Defer("1m") or Defer(at=...), to say when to deliver it again')
         self.due: Due | str = due_later(at, delay)
         super().__init__("defer")
 

@@ -196,6 +196,8 @@ class Settlement(Struct, frozen=True, gc=False):
     it."""
     dropped: int = 0
     """The occurrences that did not run before `next_at`, for the log; stores ignore it."""
+    dropped_why: str | None = None
+    """The reason, and their number in words."""
 
     @property
     def kind(self) -> OutcomeKind:

@@ -73,7 +73,7 @@ class Client(_EveryVerb):
     def substitute(self, make_store: Callable[[], Store], clock: Clock) -> tuple[Callable[[], Store], Clock]:
         """Use another store and clock from the next `open` on; return the previous ones. For tests."""
         if self._shared.entered:
-            raise SetupError("the app is open: its store cannot be exchanged under it")
+            raise SetupError("the app is open, so its store cannot be replaced")
         before = self._make_store, self.clock
         self._make_store, self.clock, self._own_clock = make_store, clock, clock
         return before

@@ -244,7 +244,7 @@ class History:
             self._failing = False
         except StoreError as error:
             if not self._failing:
-                _log.warning("what happened cannot be written down now, and is kept for later: %s", error)
+                _log.warning("the history cannot be written now, and is kept for later: %s", error)
             self._failing = True
             for minute in sorted(self._unwritten)[:-_MOST_UNWRITTEN]:
                 del self._unwritten[minute]
@@ -355,7 +355,7 @@ def _readable(name: str, value: bytes) -> MinuteRow | None:
     try:
         return _decode(value)
     except (msgspec.MsgspecError, ValueError):
-        _log.error("a row of the history, %s, cannot be read and is passed over", name)
+        _log.error("a row of the history, %s, cannot be read and is skipped", name)
         return None
 
 

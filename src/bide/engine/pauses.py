@@ -48,7 +48,7 @@ class Pauses:
             try:
                 pause = _decode(value)
             except (msgspec.MsgspecError, UnicodeDecodeError):
-                _log.error("the pause %s cannot be read and is passed over: it was not written by this bide", name)
+                _log.error("the pause %s cannot be read and is skipped: this version of bide did not write it", name)
             else:
                 found[pause.topic] = pause
         return found

@@ -33,7 +33,7 @@ from bide.engine.verbs import ClientVerbs, one_of, refuse_unknown
 
 _log = logging.getLogger("bide.recurring")
 LONGEST_KEY = 175
-"""The most bytes of a recurring task's key: an occurrence of its own has `@` and its instant appended."""
+"""The most bytes of a recurring task's key: the key of a separate occurrence has `@` and its instant appended."""
 MOST_BACKFILLED = 10_000
 """The most occurrences of one backfill."""
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
@@ -45,10 +45,10 @@ _OVERLAPS = {choice.value: choice for choice in Overlap}
 
 
 class RuleEnded(BadInput):
-    """A rule has no instant that lies ahead."""
+    """A rule has no future instant."""
 
     def __init__(self, rule: Rule) -> None:
-        super().__init__("rule", rule.words, "a rule with an instant that lies ahead")
+        super().__init__("rule", rule.words, "a rule with a future instant")
 
     def __reduce__(self) -> Any:
         return BadInput, (self.field, self.value, self.accepted)
@@ -136,20 +136,20 @@ class Recurring:
     async def add(
         self, /, topic: str, rule: Rule, payload: object = None, *, declared: bool = False, **options: Any
     ) -> Answer:
-        """Let a task of `topic` recur by `rule`: `created`, `kept` if the same is there, `replaced` if it changed.
+        """Make a task of `topic` recur by `rule`: `created`, `kept` if nothing changed, `replaced` otherwise.
 
         A change moves the next occurrence. One that is already due still runs, and one that has begun goes on: then
-        the answer is `under_way`, nothing has changed, and the call is to be repeated. `finished` or `not_found`: the
-        task was removed or died while the call waited for the end of an occurrence, and stays so.
+        the answer is `under_way`, and nothing has changed: repeat the call. `finished` or `not_found`: the task was
+        removed or died while the call waited for the end of an occurrence, and stays so.
 
         - `key`: its name within the topic; by default the topic's name.
         - `payload`, `group`, `retry`, `headers`: as in `app.schedule`, for each occurrence.
         - `catch_up`: what happens to occurrences that could not start in time, as after an outage. "latest" runs the
           latest one, "all" each of them, at most the last `most`, and "none" none.
         - `window`: a length; an occurrence that is later than this does not run.
-        - `overlap`: what happens to an occurrence that comes while the one before it runs. "skip" leaves it out,
-          "queue" runs it afterwards, "allow" runs it as a task of its own (with the key `key@instant`), and
-          "cancel_running" cancels the one that runs.
+        - `overlap`: what happens to an occurrence that comes while the one before it runs. "skip" drops it,
+          "queue" runs it afterwards, "allow" runs it as a separate task (with the key `key@instant`), and
+          "cancel_running" cancels the running one.
         - `deadline`: a length after which an occurrence must no longer be delivered.
         - `end_when_dead`: end the rule with the first occurrence that dies; by default it goes on.
         """
@@ -233,10 +233,9 @@ class Recurring:
         return await self._set_paused(topic, key, paused=False)
 
     async def skip_next(self, topic: str, key: str | None = None) -> Answer:
-        """Leave out the next occurrence: `moved`.
+        """Skip the next occurrence: `moved`. `under_way`: one is running now or waits for its retry.
 
-        `under_way`: one is running now or waits for its retry, and the next is not planned yet.
-        `refused`: it is paused. The last occurrence is left out by ending the rule: `cancelled`.
+        `refused`: it is paused. If it is the last occurrence, the rule ends: `cancelled`.
         """
         found = await self._found(topic, key)
         if found is None:
@@ -252,7 +251,7 @@ class Recurring:
         return await self._client._session.change(move)
 
     async def run_now(self, topic: str, key: str | None = None) -> Answer:
-        """Run it once now, as a task of its own and beside the plan: `created`; also while it is paused.
+        """Run it once now, as a separate task in addition to the plan: `created`; also while it is paused.
 
         `finished`: it has ended.
         """
@@ -264,9 +263,9 @@ class Recurring:
         return answer
 
     async def backfill(self, topic: str, key: str | None = None, *, since: When, until: When) -> list[Answer]:
-        """Run the occurrences of the rule from `since` to `until`, both inclusive, as tasks of their own.
+        """Run the occurrences of the rule from `since` to `until`, both inclusive, as separate tasks.
 
-        `kept`: that occurrence is there already, or has ended and is remembered. At most 10,000; raises BadInput for
+        `kept`: that occurrence exists already, or has ended and is remembered. At most 10,000; raises BadInput for
         more.
         """
         now = self._client.clock.now
@@ -298,13 +297,14 @@ class Recurring:
                 yield task
 
     async def replan(self, topic: str, key: str | None = None) -> Answer:
-        """Compute the next occurrence anew, as after a change of the zone database: `moved`, or `kept`."""
+        """Compute the next occurrence again, as after a change of the zone database: `moved`, or `kept`."""
         found, now = await self._found(topic, key), self._client.clock.now()
         if found is None:
             return Answer(Result.NOT_FOUND)
         record, recurrence = found
         due_at = recurrence.first(time_of(record, now), record.key)
-        if recurrence.paused or due_at is None or due_at == record.due_at or record.due_at <= now:
+        begun = recurrence.rule.nominal(record.due_at, record.key) <= now  # it waits for its jitter, or is due
+        if recurrence.paused or begun or due_at in (None, record.due_at):
             return Answer(Result.KEPT, record)
         return await self._client._session.change(Move(record.topic, record.key, At(due_at), record.token))
 

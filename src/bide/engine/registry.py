@@ -148,7 +148,7 @@ async def announced_routes(store: Verbs, clock: Clock) -> list[Announced]:
         try:
             found.append(Announced(_decode(record.payload), record.created_at))
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            _log.error("the announced route %s cannot be read and is passed over", record.key)
+            _log.error("the announced route %s cannot be read and is skipped", record.key)
     return sorted(found, key=lambda one: (one.route.topic, one.route.kind, one.route.what))
 
 

@@ -114,8 +114,8 @@ def joined_to(store: Store) -> Joined | None:
         return None
     if block.over:
         raise SetupError(
-            "the transaction is over in which this task was created: await the task within the block, or create it "
-            "outside, or with create_task(..., context=contextvars.Context())"
+            "the transaction in which this asyncio task was created is over: await the task within the block, or "
+            "create it outside, or with create_task(..., context=contextvars.Context())"
         )
     return block.joined
 
@@ -135,7 +135,7 @@ def leave(joined: Joined) -> None:
     """End what `enter` began. Raises SetupError if `joined` was not entered last in this context."""
     block = _innermost.get()
     if block is None or block.joined is not joined:
-        raise SetupError("a block of app.using(connection) is left in another context or order than it was entered")
+        raise SetupError("leave blocks of app.using(connection) in the context of their entry, the inner one first")
     block.over = True
     _innermost.set(block.outer)
 
@@ -167,7 +167,7 @@ _CHANGED = frozenset(
     {Result.CREATED, Result.REPLACED, Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED, Result.REDRIVEN}
 )
 
-_ELSEWHERE = "this app is open in another event loop; give each loop an app of its own, or use app.sync"
+_ELSEWHERE = "this app is open in another event loop; give each loop its own app, or use app.sync"
 
 running_loop = asyncio._get_running_loop
 """The event loop that runs in this thread, or None; in a forked child, the parent's loop does not count."""
@@ -482,7 +482,7 @@ class SharedSession:
         return self.session
 
     def _forget_the_parents(self) -> None:
-        """Close nothing but start anew in a forked child, and keep the parent's objects from garbage collection."""
+        """Close nothing but start afresh in a forked child, and keep the parent's objects from garbage collection."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._inherited += (self._opening, self._closing, self.session)

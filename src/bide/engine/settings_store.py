@@ -42,7 +42,7 @@ class SettingsStore(Struct):
     async def update(self, name: str, change: Callable[[bytes | None], bytes], *, until: Millis = LAST_INSTANT) -> None:
         """Store what `change` makes of the value or of None; it is called again if another call came first.
 
-        Two store calls. If this raises, the update may have been made all the same.
+        Two store calls. If this raises, the update may still have been made.
         """
         for _ in range(_TRIES):
             old = await self._record(name)

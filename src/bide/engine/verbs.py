@@ -209,7 +209,7 @@ class ClientVerbs:
         - `deadline`: an instant or a length from now, after which the task must no longer be delivered.
         - `headers`: short text that travels with the task; at most 4 KiB in total.
         - `if_token`: the token that an existing task must have; with another it stays, and the answer is `stale_token`.
-          A lease raises the token, so what was read while it waited is replaced without ending a delivery.
+          A lease raises the token, so with the token of a waiting task this never ends a delivery.
 
         Raises BadInput, BadPayload, StoreFull, StoreUnavailable, OutcomeUnknown. O(log n).
         """
@@ -236,7 +236,7 @@ class ClientVerbs:
     async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
         """Schedule all of `tasks` (made by `new`) in one store call; answers in order.
 
-        Raises the errors of `schedule`, and PartlyFailed with the answers there are if a part of the store is away.
+        Raises the errors of `schedule`, and PartlyFailed with the available answers if part of the store is away.
         """
         batch = tasks if isinstance(tasks, list) else list(tasks)
         for task in batch:

@@ -100,9 +100,9 @@ class BulkRequest(Struct, frozen=True, kw_only=True):
             if where.wake_from is not None or where.wake_before is not None:
                 raise BadInput("wake_from", "a range of times", "none: dead tasks are due at no time")
         elif where.state is not None and not where.state.live:
-            raise BadInput("state", where.state.value, "waiting or leased: what has ended stays as it is")
+            raise BadInput("state", where.state.value, "waiting or leased: ended tasks cannot be changed")
         elif self.error is not None:
-            raise BadInput("error", self.error, "nothing but for redrive: only dead tasks are told apart by it")
+            raise BadInput("error", self.error, "no error except for redrive: it selects among dead tasks only")
 
 
 class MissedTask(Struct, frozen=True, array_like=True):

@@ -508,7 +508,7 @@ class BulkRunner:
         try:
             count, _ = await run.scope.total()
         except StoreUnavailable as error:
-            _log.info("how many tasks the change %s is about is not known: %s", progress.id, error)
+            _log.info("the number of tasks of the change %s is unknown: %s", progress.id, error)
         else:
             progress.total, progress.total_exact = count
 
@@ -535,7 +535,7 @@ class BulkRunner:
                 await store.put(f"{_MISSED}{progress.id}", _encode(run.missed), until=now + _MISSED_KEPT)
             await store.put(f"{_HEAD}{progress.id}", _encode(progress), until=progress.asked_at + KEPT)
         except StoreError as error:
-            _log.warning("how far the change %s is cannot be written down now: %s", progress.id, error)
+            _log.warning("the progress of the change %s cannot be saved now: %s", progress.id, error)
             return False
         return True
 
@@ -544,5 +544,5 @@ def _read(id: str, value: bytes) -> Progress | None:
     try:
         return _decode(value)
     except msgspec.MsgspecError:
-        _log.error("what is kept of the change %s cannot be read and is passed over", id)
+        _log.error("the record of the change %s cannot be read and is skipped", id)
         return None

@@ -393,7 +393,7 @@ def together(bars: Sequence[Bar]) -> Bar:
 def highest(bars: Sequence[Bar], most: int) -> list[tuple[Bar, Millis, Millis]]:
     """Up to `most` of the fullest bars, fullest first, each with the bounds of its peak.
 
-    A neighbour of a chosen bar is never a peak of its own. If it is more than half as full, it belongs to the same peak
+    A neighbour of a chosen bar is never a separate peak. If it is more than half as full, it belongs to the same peak
     and widens its bounds.
     """
     order = sorted(range(len(bars)), key=lambda place: -bars[place].total.number)

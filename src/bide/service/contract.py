@@ -122,7 +122,7 @@ CALLS: tuple[Call, ...] = (
         },
     ),
     Call(
-        name="recur", method="PUT", path=RECURRING_PATH, summary="Let a task recur by a rule, or change the rule",
+        name="recur", method="PUT", path=RECURRING_PATH, summary="Make a task recur by a rule, or change the rule",
         ask=schemas.Recur, accepted="a JSON object: rule, zone, start, until, times, jitter, except_on, on_gap, "
         "on_repeat, payload or payload_base64, group, retry, catch_up, window, most, overlap, deadline, "
         "end_when_dead",
@@ -159,7 +159,7 @@ CALLS: tuple[Call, ...] = (
         answers={200: ("The topic is paused", schemas.PauseShape)},
     ),
     Call(
-        name="resume", method="DELETE", path=PAUSE_PATH, summary="Resume a topic: let its tasks go out again",
+        name="resume", method="DELETE", path=PAUSE_PATH, summary="Resume a topic: deliver its tasks again",
         answers={200: ("The topic is not paused", schemas.PauseShape)},
     ),
     Call(
@@ -189,7 +189,7 @@ CALLS: tuple[Call, ...] = (
 _REF = "#/components/schemas/{name}"
 _PROBLEMS = {
     400: "The request cannot be read",
-    401: "The caller shows no token that counts",
+    401: "The token is missing, unknown, revoked or expired",
     403: "The token does not allow this",
     405: "The path does not take this method",
     408: "The body arrived too slowly",

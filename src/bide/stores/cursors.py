@@ -66,9 +66,9 @@ def read_cursor(text: str | None, where: Filter) -> Place:
         if "\0" in place.topic or "\0" in place.key:  # no name contains NUL, and not every database can query for it
             raise ValueError
     except (ValueError, TypeError, AttributeError, RecursionError):
-        raise BadInput("cursor", text, "the cursor of the page before, as it came") from None
+        raise BadInput("cursor", text, "the cursor of the previous page, unchanged") from None
     if place.order != order:
-        raise BadInput("cursor", text, "a cursor of this list: this one is of a list in another order")
+        raise BadInput("cursor", text, "a cursor of this list; this one is from a list in another order")
     if where.topic is not None and place.topic != where.topic:
-        raise BadInput("cursor", text, "a cursor of this list: this one is of another topic")
+        raise BadInput("cursor", text, "a cursor of this list; this one is from another topic")
     return place

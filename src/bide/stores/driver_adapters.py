@@ -129,7 +129,7 @@ class PsycopgDriver(Driver):
     async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
         if int(self.raw.pgconn.pipeline_status) != _IDLE:
             raise SetupError(
-                "a verb needs answers, and within `connection.pipeline()` there are none: leave that first"
+                "a verb needs answers, which `connection.pipeline()` does not give; leave the pipeline first"
             )
         given: Any = list(arguments) or None
         if self._translates and given:

@@ -1,4 +1,4 @@
-"""SQL statements in files of their own: each has a name, and comments above it that give the reason for its form."""
+"""SQL statements in separate files: each has a name, and comments above it that give the reason for its form."""
 
 from __future__ import annotations
 

@@ -71,11 +71,11 @@ class ServerTime:
         """Log a warning, once, if this machine's clock is more than a second off."""
         if abs(self.skew) > 1 and not self._warned:
             self._warned = True
-            _log.warning("this machine's clock is %+.1f s off that of %s; bide goes by the server's", self.skew, where)
+            _log.warning("this machine's clock is %+.1f s off that of %s; bide uses the server's", self.skew, where)
 
     def finding(self) -> Finding:
         """The finding of `doctor` about this machine's clock."""
-        advice = "bide goes by the server's; what else runs here does not: use NTP"
+        advice = "bide uses the server's clock; other programs here do not: use NTP"
         return Finding(abs(self.skew) <= 1, f"this machine's clock is {self.skew:+.3f} s off the server's", advice)
 
     @property
@@ -108,7 +108,7 @@ class StoreClock:
 LONGEST_PATIENCE = 45.0
 """Seconds: servers keep an answer for 600, and a resend must arrive well before that."""
 WhichClock = Literal["server", "caller"]
-"""The clock that a store goes by: the server's, or the `now` of each call."""
+"""The clock that a store uses: the server's, or the `now` of each call."""
 
 
 class Opened(Protocol):

@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, urlsplit
 from bide.core.errors import BadInput
 
 _REFUSED = ("Connect call failed", "onnection refused")
-"""Texts in the drivers' errors for a refused connection; each driver has an error class of its own."""
+"""Texts in the drivers' errors for a refused connection; each driver has its own error class."""
 
 
 def parts_of(url: str, accepted: str, *, schemes: Collection[str] = (), field: str = "store") -> SplitResult:

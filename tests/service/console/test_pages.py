@@ -190,7 +190,7 @@ def test_everybody_sees_their_own_topics_alone(visit: Visit) -> None:
         for path in OF_A_TOPIC:
             page = browser.get(path.format("bank.payment"))
             assert page.status == 403, path
-            denied = "\u2068shop\u2069 may not read on topic \u2068bank.payment\u2069: their token does not say so"
+            denied = "\u2068shop\u2069 may not read on topic \u2068bank.payment\u2069: their token does not allow it"
             assert denied in page.text
         browser.language = "zh"
         assert "不能对主题 \u2068bank.payment\u2069 执行 read" in browser.get("/tasks/bank.payment/1").text

@@ -77,7 +77,7 @@ def test_the_pages_of_every_store(url: str, visit: Visit) -> None:
             assert sorted(row[1] for row in browser.open(path).rows[1:]) == ["a", "held", "runs"]
             assert "too many" not in browser.page.words
         one_of(browser, "t", "a")
-        assert "The next occurrence is left out." in browser.press("Skip next").words
+        assert "The next occurrence is skipped." in browser.press("Skip next").words
         assert "An occurrence runs now" in browser.press("Run now").words
         assert "It is paused" in browser.press("Pause").words
         assert "later occurrences of recurring tasks" in browser.open("/timeline").words
@@ -129,7 +129,7 @@ def test_ones_page_says_what_the_clocks_have_moved(visit: Visit) -> None:
         add(one, "t", BERLIN, key="k")
         page = one_of(browser, "t", "k")
         assert "2026-03-29 03:00:00" in page.rows[1][0]
-        assert "after the gap of the clocks" in page.rows[1][0]
+        assert "after a gap in local time" in page.rows[1][0]
         assert page.rows[1][1] == "2026-03-29 03:00:00 +0200", "the offset, also in the viewer's own zone"
         assert "after the gap" not in page.rows[2][0]
         assert page.words.count("1×") == 31, "also on the day of the gap"
@@ -185,7 +185,7 @@ def test_each_button_does_what_it_says(browser: Browser, one: Running) -> None:
     add(one, "t", Every("1h"), key="k")
     [first, second] = one.run(app.recurring.next("t", "k", 2))
     one_of(browser, "t", "k")
-    assert "The next occurrence is left out." in browser.press("Skip next").words
+    assert "The next occurrence is skipped." in browser.press("Skip next").words
     assert one.run(app.recurring.next("t", "k", 1)) == [second] != [first]
 
     assert "An occurrence runs now" in browser.press("Run now").words

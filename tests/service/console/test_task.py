@@ -495,7 +495,7 @@ def test_the_timeline_of_a_store_from_empty_to_a_peak(url: str, visit: Visit) ->
         assert "others" in month.text
         hours = look(browser, span="hour")
         assert re.search(r"Due now 3 ", hours.text)
-        assert "assumed: no whole minute of the last day was spent on a backlog, which would tell it" in hours.text
+        assert "assumed, since no whole minute of the last day was spent on a backlog" in hours.text
 
         part = browser("GET", "/timeline?span=month", headers=PART)
         assert not part.all("html")
@@ -566,7 +566,7 @@ def test_the_past_stands_behind_it_and_says_how_fast_it_can_go(visit: Visit) -> 
         past = page.chart["past"]
         assert (max(past["planned"]), max(past["done"])) == (601, 600)
         assert past["highs"][-1] == clock.now()
-        assert "Assumed rate 10/s the fastest minute amid a backlog in the last day: " in page.text
+        assert "Assumed rate 10/s the fastest minute with a backlog in the last day: " in page.text
         assert "At 10/s the last of them is 10s late" in page.text
         assert "it goes back one day" in page.text
         other = look(browser, span="hour", topic="quick")

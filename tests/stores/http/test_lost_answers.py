@@ -70,7 +70,7 @@ async def test_the_answer_of_a_restarted_service_is_that_it_does_not_know(
     await until(lambda: len(service.asked) > asked, "the call to be there")
     await service.restart()
     await way.accept()
-    with pytest.raises(OutcomeUnknown, match="begun anew"):
+    with pytest.raises(OutcomeUnknown, match="has restarted"):
         await adding
     assert (await put_one(store, new("after"))).key == "after", "in a session of its own"
     assert await look(store, Ref("t", "lost")) is not None, "it had been done, and was not done again"

@@ -534,7 +534,7 @@ async def test_what_an_instance_has_done_that_is_gone_is_unknown_and_not_done_by
             dealing.instances[:] = [one for one in real if one is not home]
 
     home.before = leave
-    with pytest.raises(OutcomeUnknown, match="begun anew"):
+    with pytest.raises(OutcomeUnknown, match="has restarted"):
         await store.add([new("lost")], now=NOW)
     assert (await do(store, Cancel("t", "before"))).result is Result.CANCELLED, "in a session with another"
     assert [record.key for record in await listed(store, Filter())] == ["lost"]

@@ -30,7 +30,7 @@ async def test_ids_by_which_no_row_is_found_again_are_refused(place: Mysql, kind
     app = await place.app()
     app.watch(place.source(table=table, columns=[], changes={"status": 3}))
     [loop] = app.table_loops()
-    with pytest.raises(SetupError, match="no row is found again"):
+    with pytest.raises(SetupError, match="cannot be looked up exactly"):
         await loop.open()
 
 

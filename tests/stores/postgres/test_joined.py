@@ -111,10 +111,10 @@ async def test_at_a_stricter_level_what_somebody_has_changed_since_is_refused(sh
         assert await caller.verb(shop.app, "get", "order.close", "1") is not None
         await shop.others.reschedule("order.close", "1", delay="2h")
         await shop.others.schedule("order.close", key="2", delay="2h")
-        with pytest.raises(StoreUnavailable, match="begin the transaction anew") as raised:
+        with pytest.raises(StoreUnavailable, match="begin the transaction again") as raised:
             await caller.verb(shop.app, "cancel", "order.close", "1")
         assert getattr(raised.value.__cause__, "sqlstate", None) == "40001"
-        with pytest.raises(StoreUnavailable, match="begin the transaction anew"):
+        with pytest.raises(StoreUnavailable, match="begin the transaction again"):
             await caller.verb(shop.app, "schedule", "order.close", key="2", delay="1h")
         assert (await caller.verb(shop.app, "schedule", "order.close", key="3", delay="1h")).result == "created"
         await caller.commit()

@@ -238,7 +238,7 @@ async def test_another_namespace_is_out_of_reach(acl_lines: Sequence[list[str]],
     server.ask(*acl_lines[0])
     for other in ("bid", "bide2", "bide.test", "shop"):
         store = RedisStore(f"{url_for(server)}?namespace={other}")
-        with pytest.raises(StoreUnavailable, match=r"may not.*docs/redis\.md"):
+        with pytest.raises(StoreUnavailable, match=r"lacks rights.*docs/redis\.md"):
             await store.open()
 
 

@@ -261,7 +261,7 @@ async def test_one_transaction_within_another_is_refused(shop: Shop) -> None:
         store = shop.app.store
         assert isinstance(store, MySqlStore | PostgresStore)
         async with store.transaction():
-            with pytest.raises(SetupError, match="within a transaction"):
+            with pytest.raises(SetupError, match="a transaction is already open"):
                 async with store.transaction():
                     pass
         async with store.transaction() as joined:

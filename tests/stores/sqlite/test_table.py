@@ -102,7 +102,7 @@ async def test_what_is_no_time_is_never_due_and_holds_up_nobody(
     with caplog.at_level(logging.WARNING, "bide.table"):
         async with watching(file, ManualClock(NOON), page=1) as loop:
             assert await loop.run_once() == (1, None)
-    assert "is no time in ISO 8601" in caplog.text
+    assert "is not a time in ISO 8601" in caplog.text
     assert blog.execute("SELECT id FROM posts WHERE status = 3").fetchall() == [("right",)]
 
 

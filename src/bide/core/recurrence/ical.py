@@ -16,8 +16,10 @@ from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.core.recurrence.zones import DAY
 
-_LONGEST, _MOST_A_DAY, _MOST_DAYS = 1_000, 96, 41 * 366
-"""The days that are searched for a next time: each date and weekday comes again within 40 years."""
+_LONGEST, _MOST_A_DAY = 1_000, 96
+MOST_OF_STEP, MOST_OF_COUNT = 41 * 366, 40_000
+"""The days that are searched for a next time (each date and weekday comes again within 40 years), and for the last of
+those that are counted. A month is ten days; an hour of a rule by minutes, and a minute of a rule by seconds, is one."""
 _UNITS = {"SECONDLY": 1, "MINUTELY": 60, "HOURLY": 3_600, "DAILY": 86_400, "WEEKLY": 7 * 86_400}
 _MONTHS = {"MONTHLY": 1, "YEARLY": 12}
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
@@ -112,7 +114,7 @@ class RRuleTimes:
     def __init__(self, text: str, begin: Millis) -> None:
         parts, moment = _parts(text, text), as_datetime(begin)
         unit, self._months = _UNITS.get(parts["FREQ"], 86_400), _MONTHS.get(parts["FREQ"], 0)
-        self._interval, self._count = int(parts.get("INTERVAL", 1)), int(parts.get("COUNT", 0))
+        self._interval, self.count = int(parts.get("INTERVAL", 1)), int(parts.get("COUNT", 0))
         self._begin = begin // 1000
         self._until = _stamp(parts["UNTIL"], text, ends=True)[0] if "UNTIL" in parts else LAST_INSTANT
         self.fixed, self._unit = unit >= 86_400, min(unit, 86_400)
@@ -143,53 +145,52 @@ class RRuleTimes:
         if len(self._offsets) > _MOST_A_DAY:
             raise _refusal(text, f"at most {_MOST_A_DAY} combinations of BYHOUR, BYMINUTE and BYSECOND")
 
-    def first_at_or_after(self, local: Millis) -> Millis | None:
-        if self._count:
-            counted = _counted(self)
-            place = bisect_left(counted, local)
-            return counted[place] if place < len(counted) else None
-        found = self._next(local)
-        return found if found is not None and found <= self._until else None
-
-    def counted(self) -> list[Millis]:
-        """All times of a rule with a COUNT."""
-        found, at = list[Millis](), self._next(self._begin * 1000)
-        while at is not None and len(found) < self._count:
-            found.append(at)
-            at = self._next(at + 1)
-        return found
-
-    def _next(self, local: Millis) -> Millis | None:
+    def search(self, local: Millis, left: int) -> tuple[Millis | None, int]:
+        """The first time that is not before `local`, without the COUNT, and what is left of `left` days to search."""
         seconds = max(-(-local // 1000), self._begin)
-        index, seen = self._index(seconds), 0
+        index = self._index(seconds)
         try:
-            while seen < _MOST_DAYS:
+            while left > 0:
                 times = _period(self, index)
                 if (place := bisect_left(times, seconds)) < len(times):
-                    return times[place] * 1000
-                day = self._days(index + 1).start
-                index = max(index + 1, self._index((day if self._matches(day) else self._closed_until(day)) * 86_400))
-                seen += self._months * 30 or 1
+                    found = times[place] * 1000
+                    return found if found <= self._until else None, left
+                begun, index = index, index + 1 if self.fixed else self._units(index + 1).start // self._size
+                day = self._days(index).start
+                index = max(index, self._index((day if self._matches(day) else self._closed_until(day)) * 86_400))
+                passed = index - begun
+                left -= passed * (self._months * 10 or 1) if self.fixed else max(1, passed * self._size // 86_400)
         except (OverflowError, ValueError):  # after the year 9999
             pass
-        return None
+        return None, left
 
     def period(self, index: int) -> list[int]:
         """The times of a period, in seconds."""
-        days = [day * 86_400 for day in self._days(index) if self._matches(day)]
+        days, day = list[int](), (span := self._days(index)).start
+        while day < span.stop:
+            if matches := self._matches(day):
+                days.append(day * 86_400)
+            day = day + 1 if matches else self._closed_until(day)
         if not self.fixed:
-            units = range(index * self._size, (index + 1) * self._size, self._unit) if days else ()
+            at, limits = index * self._size, self._limits
+            if any(size >= self._size and at // size % modulus not in given for size, modulus, given in limits):
+                return []
             days = [
                 unit
-                for unit in units
-                if (unit // self._unit - self._begin // self._unit) % self._interval == 0
-                and all(unit // size % modulus in given for size, modulus, given in self._limits)
+                for unit in (self._units(index) if days else ())
+                if all(unit // size % modulus in given for size, modulus, given in limits)
             ]
         times = [start + offset for start in days for offset in self._offsets]
         if "BYSETPOS" in self._by:
             chosen = {place - (place > 0) for place in self._by["BYSETPOS"] if abs(place) <= len(times)}
             times = sorted({times[place] for place in chosen})
         return [time for time in times if time >= self._begin]
+
+    def _units(self, index: int) -> range:
+        """The units of a shorter period that its interval allows, in seconds; the first may lie after the period."""
+        first = index * self._size // self._unit
+        first += (self._begin // self._unit - first) % self._interval
+        return range(first * self._unit, (index + 1) * self._size, self._interval * self._unit)
 
     def _days(self, index: int) -> range:
         """The days of a period, as days since 1970-01-01; the day around a period that is shorter."""
@@ -211,9 +212,18 @@ class RRuleTimes:
 
     def _closed_until(self, day: int) -> int:
         """The first day after a day without times that may have some."""
-        when = date.fromordinal(day + _EPOCH_DAY)
-        closed = when.month not in self._by.get("BYMONTH", {when.month})
-        return _first_day(when.year * 12 + when.month) if closed else day + 1
+        when, by = date.fromordinal(day + _EPOCH_DAY), self._by
+        month, year = when.year * 12 + when.month - 1, when.year * 12
+        if when.month not in by.get("BYMONTH", {when.month}):
+            return _first_day(month + 1)
+        for name, low, end in (
+            ("BYMONTHDAY", _first_day(month), _first_day(month + 1)),
+            ("BYYEARDAY", _first_day(year), _first_day(year + 12)),
+        ):
+            if name in by:
+                days = [low - 1 + one if one > 0 else end + one for one in by[name]]
+                return min((one for one in days if day < one < end), default=end)
+        return day + 1
 
     def _matches(self, day: int) -> bool:
         """Return whether a day has times, by the parts of the rule that name days."""
@@ -247,4 +257,14 @@ def _local(moment: datetime) -> Millis:
 
 rrule_times = lru_cache(maxsize=512)(RRuleTimes)
 _period = lru_cache(maxsize=256)(RRuleTimes.period)
-_counted = lru_cache(maxsize=64)(RRuleTimes.counted)
+
+
+class RRuleSearch:
+    """The stream of a rule for one search, of at most `left` days in all: after these it has no more times."""
+
+    def __init__(self, times: RRuleTimes, left: int = MOST_OF_STEP) -> None:
+        self._search, self.fixed, self.left = times.search, times.fixed, left
+
+    def first_at_or_after(self, local: Millis) -> Millis | None:
+        found, self.left = self._search(local, self.left)
+        return found

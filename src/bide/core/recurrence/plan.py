@@ -12,7 +12,9 @@ leased (`on_lease`: it may be older than the policy allows), and when the next o
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from enum import StrEnum
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -94,50 +96,64 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
     def _window(self) -> Millis | None:
         return _PUNCTUAL if self.window is None and self.catch_up is CatchUp.NONE else self.window
 
-    def is_punctual(self, due_at: Millis, now: Millis) -> bool:
+    def is_punctual(self, due_at: Millis, key: str, now: Millis) -> bool:
         """True if the occurrence is within its window and the latest, or was fired by hand during a pause."""
+        if self.paused:
+            return True
         later, window = self.rule.after(due_at), self._window
-        return self.paused or ((later is None or later > now) and (window is None or now - due_at <= window))
+        latest = later is None or self.rule.fires_at(later, key) > now
+        return latest and (window is None or now - due_at <= window)
 
     def on_lease(self, due_at: Millis, key: str, born_at: Millis, now: Millis) -> Step | None:
         """None: the occurrence may run. Otherwise it is too old, and the task is to wait for another one.
 
-        `born_at`: when this life of the task began. O(occurrences kept or counted), and one step of the rule if the
-        occurrence is punctual.
+        `born_at`: when this life of the task began. One step of the rule if the occurrence is punctual, else O(most) or
+        O(occurrences counted), once for all occurrences that are caught up before the next one comes.
         """
-        if self.is_punctual(due_at, now):
+        if self.is_punctual(due_at, key, now):
             return None
         rule, window = self.rule, self._window
-        nominal = rule.nominal(due_at, key)
+        nominal, coming = rule.nominal(due_at, key), rule.coming(now, key)
+        last = LAST_INSTANT if coming is None else coming - 1
         queued = self.overlap is Overlap.QUEUE and born_at > due_at
         most = self.most if queued or self.catch_up is CatchUp.ALL else int(self.catch_up is CatchUp.LATEST)
-        kept = last_instants(rule, nominal, now, most) if most else []
+        newest = _newest(rule, last, most) if most else ()
+        kept = list(newest[bisect_left(newest, nominal) :])
         if len(kept) < most and kept[:1] != [nominal]:
             kept.insert(0, nominal)  # it was moved to a time that is none of the rule's
-        kept = [one for one in kept if window is None or now - one <= window]
+        if window is not None:
+            kept = kept[bisect_left(kept, now - window, key=lambda one: rule.fires_at(one, key)) :]
         if kept and nominal >= kept[0]:
             return None
-        target = kept[0] if kept else rule.after(now)
-        dropped = 1 + len(rule.upto(due_at + 1, now if target is None else min(now, target - 1), _COUNTED - 1))
+        target = kept[0] if kept else coming
+        dropped = 1 + len(rule.upto(due_at + 1, kept[0] - 1 if kept else last, _COUNTED - 1))
         return Step(None if target is None else rule.fires_at(target, key), dropped, "late")
 
-    def on_end(self, due_at: Millis, key: str, began: Millis, now: Millis) -> Step:
-        """When the next occurrence is due, after the one of `due_at` began and ended."""
+    def on_end(self, due_at: Millis, key: str, missed: Millis, now: Millis, *, lost: bool = False) -> Step:
+        """When the next occurrence is due, after the one of `due_at` has ended.
+
+        `missed`: those that were due until then did not overlap with it, but found no worker: it began then. `lost`: it
+        had begun before, and its lease was lost, so `catch_up` decides about them. O(occurrences counted).
+        """
         rule = self.rule
         if self.paused:
             return Step(LAST_INSTANT)
         later = rule.after(due_at)
         if later is None:
             return Step(None)
+        due = rule.fires_at(later, key)
+        if due > now:
+            return Step(due)
+        if lost and due <= missed:
+            return self.on_lease(due, key, due, now) or Step(due)
         if (
-            later > now
-            or self.overlap is Overlap.QUEUE
+            self.overlap is Overlap.QUEUE
             or self.overlap is Overlap.ALLOW
-            or (self.catch_up is CatchUp.ALL and later <= began)
+            or (self.catch_up is CatchUp.ALL and due <= missed)
         ):
-            return Step(rule.fires_at(later, key))
-        target = rule.after(now)
-        dropped = len(rule.upto(later, now, _COUNTED))
+            return Step(due)
+        target = rule.coming(now, key)
+        dropped = len(rule.upto(later, LAST_INSTANT if target is None else target - 1, _COUNTED))
         return Step(None if target is None else rule.fires_at(target, key), dropped, "overlap")
 
 
@@ -152,6 +168,11 @@ def last_instants(rule: Rule, first: Millis, last: Millis, most: int) -> list[Mi
         if len(found) >= most or start == first:
             return found[-most:]
         length *= 4
+
+
+@lru_cache(maxsize=16)
+def _newest(rule: Rule, last: Millis, most: int) -> tuple[Millis, ...]:
+    return tuple(last_instants(rule, 0, last, most))
 
 
 def occurrence_key(key: str, nominal: Millis) -> str:

@@ -19,7 +19,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Length, Millis, When, duration, duration_text, instant, instant_text
 from bide.core.recurrence import zones
 from bide.core.recurrence.cron import CronTimes, cron_times, cron_words
-from bide.core.recurrence.ical import RRuleTimes, read_rrule, rrule_times
+from bide.core.recurrence.ical import MOST_OF_COUNT, RRuleSearch, read_rrule, rrule_times
 from bide.core.recurrence.zones import DAY, OnGap, OnRepeat, Times
 from bide.core.wall_clock import known_zone, zone_info
 
@@ -27,6 +27,8 @@ R = TypeVar("R", bound="_Recurrence")
 _Instant: TypeAlias = Annotated[int, Meta(ge=0, le=LAST_INSTANT)]
 _MOST = 4_000
 """The most dates in `except_on`, and the most instants of `At`."""
+_MOST_COUNTED, _FARTHEST = 10_000, 400 * 366 * DAY
+"""The most `times` of a rule of wall-clock times, and the most by which the last may lie after the start."""
 
 
 class Bounds(TypedDict, total=False):
@@ -48,6 +50,8 @@ class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=F
     until: _Instant | None = None
     times: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     """The number of occurrences from the start on."""
+    last: _Instant | None = None
+    """The last of those that `times` or the COUNT of an RRULE lets pass; None: they are not counted, or end before."""
     jitter: Annotated[int, Meta(ge=0, le=DAY)] = 0
     except_on: tuple[int, ...] = ()
     """Sorted local dates without occurrences, as days since 1970-01-01."""
@@ -55,8 +59,8 @@ class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=F
     """None, as in `on_repeat`: as is usual for the form of the rule."""
     on_repeat: OnRepeat | None = None
 
-    def step(self, after: Millis) -> Millis | None:
-        """The next instant of the rule without its bounds."""
+    def step(self, after: Millis, search: RRuleSearch | None = None) -> Millis | None:
+        """The next instant of the rule without its bounds. `search`: one that goes on over several steps."""
         raise NotImplementedError
 
     @property
@@ -88,15 +92,25 @@ class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=F
 
     def nominal(self, due_at: Millis, key: str) -> Millis:
         """The nominal instant that fires at `due_at` for a key; `due_at` itself if there is none."""
-        low, high, found = due_at - self.jitter, due_at, due_at
-        while low < high:  # bisect for the last nominal instant that is not later than `due_at`
+        found = self._nominal_before(due_at)
+        return due_at if found is None or self.fires_at(found, key) != due_at else found
+
+    def coming(self, now: Millis, key: str) -> Millis | None:
+        """The nominal instant that fires next for a key, after `now`. With jitter it may have passed already."""
+        found = self._nominal_before(now)
+        return self.after(now) if found is None or self.fires_at(found, key) <= now else found
+
+    def _nominal_before(self, at: Millis) -> Millis | None:
+        """The last nominal instant up to `at`, and within the jitter before it. O(log jitter) steps."""
+        low, high, found = at - self.jitter, at, None
+        while low < high:
             middle = (low + high) // 2
             following = _next(self, middle)
-            if following is not None and following <= due_at:
+            if following is not None and following <= at:
                 low = found = following
             else:
                 high = middle
-        return found if self.fires_at(found, key) == due_at else due_at
+        return found
 
     def upto(self, first: Millis, last: Millis, most: int) -> list[Millis]:
         """The nominal instants from `first` to `last`, both included: at most the first `most` of them."""
@@ -127,7 +141,7 @@ class _Excluding(NamedTuple):
 class _WallClockRule(_Recurrence, frozen=True):
     """A rule of wall-clock times in a zone. One that names times of day is *fixed*, other than one of intervals."""
 
-    def _stream(self) -> CronTimes | RRuleTimes:
+    def _stream(self) -> CronTimes | RRuleSearch:
         raise NotImplementedError
 
     @property
@@ -135,8 +149,8 @@ class _WallClockRule(_Recurrence, frozen=True):
         """The treatment of a time inside a gap."""
         return self.on_gap or ("run_after" if self._stream().fixed else "skip")
 
-    def step(self, after: Millis) -> Millis | None:
-        times = self._stream()
+    def step(self, after: Millis, search: RRuleSearch | None = None) -> Millis | None:
+        times = search or self._stream()
         kept = _Excluding(times, self.except_on) if self.except_on else times
         repeat: OnRepeat = self.on_repeat or ("first" if times.fixed else "both")
         return zones.next_step(kept, self.zone, after, self.on_gap or ("run_after" if times.fixed else "skip"), repeat)
@@ -165,10 +179,10 @@ class RRuleRule(_WallClockRule, frozen=True, tag="rrule"):
     """The times of a recurrence rule of iCalendar, counted from the local time `begin`."""
 
     text: str
-    begin: Annotated[int, Meta(ge=-2 * DAY, le=LAST_INSTANT)]
+    begin: Annotated[int, Meta(ge=zones.FIRST_LOCAL, le=LAST_INSTANT)]
 
-    def _stream(self) -> RRuleTimes:
-        return rrule_times(self.text, self.begin)
+    def _stream(self) -> RRuleSearch:
+        return RRuleSearch(rrule_times(self.text, self.begin))
 
     @property
     def words(self) -> str:
@@ -180,7 +194,7 @@ class EveryRule(_Recurrence, frozen=True, tag="every"):
 
     length: Annotated[int, Meta(ge=1_000)]
 
-    def step(self, after: Millis) -> Millis | None:
+    def step(self, after: Millis, search: RRuleSearch | None = None) -> Millis | None:
         at = after + 1 + ((self.start or 0) - after - 1) % self.length
         while self.except_on and at <= LAST_INSTANT:
             held = zones.segment(self.zone, at)
@@ -200,7 +214,7 @@ class AtRule(_Recurrence, frozen=True, tag="at"):
 
     instants: tuple[_Instant, ...]
 
-    def step(self, after: Millis) -> Millis | None:
+    def step(self, after: Millis, search: RRuleSearch | None = None) -> Millis | None:
         ahead = self.instants[bisect_right(self.instants, after) :]
         return next((at for at in ahead if not self.except_on or not _holds(self.except_on, at // DAY)), None)
 
@@ -236,7 +250,7 @@ def RRule(text: str, *, start: When | None = None, zone: str = "UTC", **bounds: 
     zone = named or zone
     fields = _bounds(start, zone, **bounds)
     if fields["start"] is not None:
-        local = -(-(fields["start"] + zones.segment(zone, fields["start"]).offset) // 1000) * 1000
+        local = _local(fields["start"], zone)
         if begin not in (None, local):
             raise BadInput("start", start, "the same time as DTSTART, or only one of the two")
         begin = local
@@ -315,9 +329,44 @@ def _checked(rule: R, field: str, given: object) -> R:
         raise BadInput("on_gap, on_repeat", (rule.on_gap, rule.on_repeat), "neither: this rule is one of real time")
     if rule.until is not None and rule.start is not None and rule.until < rule.start:
         raise BadInput("until", instant_text(rule.until), "an instant that is not before the start")
+    rule = structs.replace(rule, last=None)
+    if _next(rule, -1) is not None:
+        rule = structs.replace(rule, last=_last(rule))
     if _next(rule, -1) is None:
         raise BadInput(field, given, "a rule that fires: within its bounds, this one never does")
     return rule
+
+
+def _last(rule: _Recurrence) -> Millis | None:
+    lasts = [] if rule.times is None else [_nth(rule, rule.times, "times")]
+    if isinstance(rule, RRuleRule) and (count := rrule_times(rule.text, rule.begin).count):
+        begun = None if rule.start is None or _local(rule.start, rule.zone) != rule.begin else rule.start
+        lasts.append(_nth(structs.replace(rule, start=begun, except_on=()), count, "COUNT"))
+    return min((at for at in lasts if at is not None), default=None)
+
+
+def _nth(rule: _Recurrence, number: int, field: str) -> Millis | None:
+    """The last of the first `number` instants; None: the rule ends before. Raises BadInput if that takes too long."""
+    at, search = (rule.start or 0) - 1, None
+    if isinstance(rule, RRuleRule):
+        search = RRuleSearch(rrule_times(rule.text, rule.begin), MOST_OF_COUNT)
+        at = rule.begin - 2 * DAY if rule.start is None else at
+    far = at + _FARTHEST if isinstance(rule, _WallClockRule) else LAST_INSTANT
+    if isinstance(rule, _WallClockRule) and number > _MOST_COUNTED:
+        raise BadInput(field, number, f"at most {_MOST_COUNTED:,} with this rule; or until")
+    for _ in range(number):
+        found = rule.step(at, search)
+        if (search is not None and search.left <= 0) or (found is not None and found > far):
+            raise BadInput(field, number, "fewer: the last lies too far ahead to be computed; or until")
+        if found is None or (rule.until is not None and found > rule.until):
+            return None
+        at = found
+    return at
+
+
+def _local(at: Millis, zone: str) -> Millis:
+    """The local time of an instant, rounded up to a second."""
+    return -(-(at + zones.segment(zone, at).offset) // 1000) * 1000
 
 
 def _holds(days: tuple[int, ...], day: int) -> bool:
@@ -326,21 +375,9 @@ def _holds(days: tuple[int, ...], day: int) -> bool:
 
 
 def _next(rule: _Recurrence, at: Millis) -> Millis | None:
-    found = rule.step(at if rule.start is None else max(at, rule.start - 1))
-    last = rule.until if rule.times is None else _last(rule)
+    found = rule.step(max(at, (rule.start or 0) - 1))
+    last = rule.until if rule.last is None else rule.last
     return None if found is None or (last is not None and found > last) else found
-
-
-@lru_cache(maxsize=1024)
-def _last(rule: _Recurrence) -> Millis:
-    """The last of the counted `times`, or the last that `until` lets pass."""
-    at = (rule.start or 0) - 1
-    for _ in range(rule.times or 0):
-        found = rule.step(at)
-        if found is None or (rule.until is not None and found > rule.until):
-            break
-        at = found
-    return at
 
 
 _after = lru_cache(maxsize=8192)(_next)
@@ -348,5 +385,5 @@ _after = lru_cache(maxsize=8192)(_next)
 
 def refresh_zones() -> None:
     """Forget all cached zone data, so that a changed time zone database is read anew."""
-    for cached in (known_zone, zones.chunk, _after, _last):
+    for cached in (known_zone, zones.chunk, _after):
         cached.cache_clear()

@@ -19,6 +19,8 @@ OnGap: TypeAlias = Literal["run_after", "skip"]
 OnRepeat: TypeAlias = Literal["first", "second", "both"]
 
 DAY: Millis = 86_400_000
+FIRST_LOCAL: Millis = -719_162 * DAY
+"""The beginning of the year 1."""
 _CHUNK: Millis = 360 * DAY
 _SAMPLE: Millis = 3 * DAY  # no zone changes its offset twice within three days and back
 _WIDEST: Millis = 26 * 3_600_000
@@ -67,13 +69,13 @@ def chunk(zone: str, index: int) -> tuple[list[Millis], list[Segment]]:
                 low, high = (middle, high) if _offset(known, middle * 1000) == offsets[-1] else (low, middle)
             starts.append(high * 1000)
             offsets.append(found)
-    before = [_offset(known, max(first - 1000, 0)), *offsets]
+    before = [_offset(known, first - 1000), *offsets]
     ends, following = [*starts[1:], last], [*offsets[1:], _offset(known, last)]
     return starts, list(map(Segment, starts, ends, offsets, before, following))
 
 
 def _offset(zone: ZoneInfo, at: Millis) -> Millis:
-    offset = as_datetime(min(at, LAST_INSTANT - 2 * DAY)).astimezone(zone).utcoffset()
+    offset = as_datetime(max(FIRST_LOCAL + 2 * DAY, min(at, LAST_INSTANT - 2 * DAY))).astimezone(zone).utcoffset()
     return 0 if offset is None else (offset.days * 86_400 + offset.seconds) * 1000
 
 
@@ -83,7 +85,7 @@ def next_step(times: Times, zone: str, after: Millis, on_gap: OnGap, on_repeat: 
     With "run_after", times inside a gap together become one occurrence at the first instant after the gap. Times that
     exist twice count at the first, the second or both instants. Returns None if there is none up to the year 9999.
     """
-    at = max(after + 1, 0)
+    at = after + 1
     for _ in range(_MOST_STEPS):
         if at > LAST_INSTANT:
             return None

@@ -23,7 +23,7 @@ from bide.core.errors import LeaseLost, SetupError
 from bide.core.instants import Length, Millis, When, duration
 from bide.core.options import known_options
 from bide.core.outcomes import Done, End
-from bide.core.records import Lease, Record
+from bide.core.records import Lease, Record, Settlement
 from bide.core.recurrence.plan import Overlap
 from bide.core.tasks import Task
 from bide.engine.background import log_defect
@@ -51,7 +51,7 @@ class DeliveryOwner(Protocol):
     clock: Clock
     config: EngineConfig
 
-    def completed(self, delivery: Delivery) -> None:
+    def completed(self, delivery: Delivery, settlement: Settlement) -> None:
         """Accept that the handler's own transaction has settled `delivery`."""
 
 
@@ -61,7 +61,7 @@ class Delivery(Task[Any]):
     `over` is set once the outcome is settled or discarded, even if the handler goes on.
     """
 
-    __slots__ = ("_began", "_owner", "expires", "over", "runner", "timer")
+    __slots__ = ("_began", "_owner", "expires", "over", "ran_from", "runner", "timer")
 
     def __init__(self, record: Record, owner: DeliveryOwner, expires: float, began: Millis) -> None:
         super().__init__(record)
@@ -71,6 +71,8 @@ class Delivery(Task[Any]):
         """When the lease expires, by the loop's clock. Measured from before the request, so never too late."""
         self.over = False
         self.runner: asyncio.Task[None] | None = None
+        self.ran_from = 0.0
+        """When its time limit began, by the loop's clock."""
         self.timer: asyncio.TimerHandle | None = None
 
     @property
@@ -101,7 +103,8 @@ class Delivery(Task[Any]):
                 with joining(store, joined):
                     yield joined.connection
                 clock, keep = self._owner.clock, self._owner.config.retentions.of(record.topic)
-                settled = await joined.settle([completion(record, done, keep, clock)], now=clock.now())
+                ended = completion(record, done, keep, clock)
+                settled = await joined.settle([ended], now=clock.now())
                 if self.over or not settled[0]:
                     raise LeaseLost(
                         f"{record.topic}/{record.key} is no longer ours: rolled back. The lease ended, the task was "
@@ -114,7 +117,7 @@ class Delivery(Task[Any]):
             if committing:
                 self.over = False
             raise
-        self._owner.completed(self)
+        self._owner.completed(self, ended)
 
     async def extend(self, by: Length) -> bool:
         clock, length = self._owner.clock, duration(by, field="by")
@@ -249,6 +252,7 @@ class TopicExecutor:
             if options.recurrence is not None and options.recurrence.overlap is _CANCEL_RUNNING:
                 timeout = delivery.limit(timeout)
         if timeout is not None:
+            delivery.ran_from = self._loop.time()
             delivery.timer = self._loop.call_later(timeout, self._timed_out, delivery)
         ended: End
         try:

@@ -376,7 +376,7 @@ class LeaseLoop(WakeLoop):
         if why is None:
             return None
         died = dead(record, why, keep, now)
-        return Refusal(next_life(record, now, died) or died)
+        return Refusal(next_life(record, keep, now, died) or died)
 
     async def _start_own(self, own: NewTask) -> bool:
         """Add an occurrence that is a task of its own. False: the store is unavailable; the lease ends by itself."""
@@ -389,10 +389,10 @@ class LeaseLoop(WakeLoop):
 
     def _note_dropped(self, record: Record, settlement: Settlement, holder: str) -> None:
         """Record the occurrences that did not run before the next one."""
-        if settlement.dropped:
+        if settlement.dropped_why is not None:
             for one in self._instruments:
-                one.dropped(record.topic, settlement.why.partition(":")[0], settlement.dropped)
-            self._note(EventKind.DROPPED, record, settlement.why, holder, settlement.next_at)
+                one.dropped(record.topic, settlement.dropped_why.partition(":")[0], settlement.dropped)
+            self._note(EventKind.DROPPED, record, settlement.dropped_why, holder, settlement.next_at)
 
     def _note(self, kind: EventKind, record: Record, what: str, holder: str, wake: Due | None = None) -> None:
         """Record in the event log how a delivery of `record` ended; it wakes again at `wake`."""

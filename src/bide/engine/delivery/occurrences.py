@@ -28,22 +28,43 @@ _DONE = OutcomeKind.DONE
 """Bound once, because an enum member's lookup takes as long as making a settlement."""
 
 
-def next_life(record: Record, now: Millis, died: Settlement | None = None) -> Settlement | None:
+def next_life(record: Record, keep: Retention, now: Millis, died: Settlement | None = None) -> Settlement | None:
     """The settlement of an occurrence that ended, or `died`: the next one is due. None: there is none.
 
-    There is none if the task does not recur, its rule has ended, or it is to end with the first death.
+    There is none if the task does not recur, its rule has ended, or it is to end with the first death. If the rule has
+    ended while occurrences were dropped, the task ends here, and the settlement counts them.
     """
+    topic, key, token = record.topic, record.key, record.token
+    if died is None and (again := next_for_all(record.options, record.due_at, now)) is not None:
+        return Settlement(topic, key, token, _DONE, again, next_id=new_id())
     recurrence = recurrence_of(record.options)
     if recurrence is None or (died is not None and recurrence.end_when_dead):
         return None
-    topic, key, token = record.topic, record.key, record.token
-    step = recurrence.on_end(record.due_at, key, token // 1000, now)
-    if step.due_at is None:
+    missed = 0 if record.failures else token // 1000  # a retry was waited for, which overlaps
+    step = recurrence.on_end(record.due_at, key, missed, now, lost=record.losses > 0)
+    if step.due_at is None and not step.dropped:
         return None
+    if step.due_at is None:
+        ended = died or Settlement(topic, key, token, _DONE, None, keep.keep_until(State.DONE, now), step.said)
+        return replace(ended, dropped=step.dropped, dropped_why=step.said)
     error, kind = (step.said, None) if died is None else (died.error, OutcomeKind.DEAD)
     return Settlement(
-        topic, key, token, _DONE, At(step.due_at), 0, error, new_id(), counts_as=kind, dropped=step.dropped
-    )
+        topic, key, token, _DONE, At(step.due_at), 0, error, new_id(), counts_as=kind, dropped=step.dropped,
+        dropped_why=step.said,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def next_for_all(options: bytes, due_at: Millis, now: Millis) -> At | None:
+    """When every task with these options and due time is due next, if it ends now; None: `Recurrence.on_end` decides.
+
+    Cached, as `is_delivered`.
+    """
+    recurrence = recurrence_of(options)
+    if recurrence is None or recurrence.paused or recurrence.rule.jitter:
+        return None
+    later = recurrence.rule.after(due_at)
+    return None if later is None or later <= now else At(later)
 
 
 @lru_cache(maxsize=1024)
@@ -57,7 +78,8 @@ def is_delivered(options: bytes, due_at: Millis, now: Millis) -> bool:
         return True
     late = recurrence.deadline is not None and now > due_at + recurrence.deadline
     try:
-        return not late and recurrence.overlap is not Overlap.ALLOW and recurrence.is_punctual(due_at, now)
+        shared = not late and not recurrence.rule.jitter and recurrence.overlap is not Overlap.ALLOW
+        return shared and recurrence.is_punctual(due_at, "", now)
     except BadInput:  # a damaged rule, or a zone that this machine does not know
         return False
 
@@ -85,32 +107,36 @@ def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
     if step is None:
         if recurrence.overlap is not Overlap.ALLOW:
             return None
-        own = own_task(record, rule.nominal(due_at, key), now, due_at=due_at)
+        own = own_task(record, rule.nominal(due_at, key), due_at, due_at=due_at)
         step = recurrence.on_end(due_at, key, now, now)
     lease = topic, key, record.token
     if step.due_at is None:
         ended = Settlement(*lease, OutcomeKind.DONE, None, keep.keep_until(State.DONE, now))
     else:
         ended = Settlement(*lease, OutcomeKind.DONE, At(step.due_at), next_id=new_id())
-    return Refusal(replace(ended, error=step.said, counts_as=OutcomeKind.DEFER, dropped=step.dropped), own)
+    said = step.said
+    return Refusal(replace(ended, error=said, counts_as=OutcomeKind.DEFER, dropped=step.dropped, dropped_why=said), own)
 
 
 def replaced_at(record: Record) -> Millis | None:
-    """When the next occurrence cancels this one; None: never."""
+    """When an occurrence cancels this one; None: never. Those that it came too late for wait until it has ended."""
     recurrence = recurrence_of(record.options)
-    if recurrence is None or recurrence.overlap is not Overlap.CANCEL_RUNNING:
+    if recurrence is None or recurrence.paused or recurrence.overlap is not Overlap.CANCEL_RUNNING:
         return None
-    return recurrence.first(record.due_at, record.key)
+    began = record.token // 1000 if record.attempt == 1 else 0  # a retry is cancelled by the one that is due
+    coming = recurrence.rule.coming(max(record.due_at, began), record.key)
+    return None if coming is None else recurrence.rule.fires_at(coming, record.key)
 
 
 def replaced_by_next(record: Record, now: Millis) -> Settlement | None:
     """The settlement of an occurrence that runs while the next one is due, and is cancelled by it; None: it goes on."""
-    at = replaced_at(record)
-    if at is None or at > now:
+    at, recurrence = replaced_at(record), recurrence_of(record.options)
+    if at is None or at > now or recurrence is None:
         return None
+    why, later = "overlap: the occurrence was cancelled by the next one", recurrence.first(record.due_at, record.key)
     return Settlement(
-        record.topic, record.key, record.token, OutcomeKind.DONE, At(at), next_id=new_id(), counts_as=OutcomeKind.DEFER,
-        error="overlap: the occurrence was cancelled by the next one", dropped=1,
+        record.topic, record.key, record.token, OutcomeKind.DONE, At(later or at), next_id=new_id(),
+        counts_as=OutcomeKind.DEFER, error=why, dropped=1, dropped_why=why,
     )  # fmt: skip
 
 

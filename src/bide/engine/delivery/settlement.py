@@ -47,7 +47,7 @@ def settlement_for(
         return completion(record, ended, keep, clock)
     decided = _failed_or_deferred(record, ended, route, keep, clock, traces)
     if decided.outcome is OutcomeKind.DEAD and record.options:
-        return next_life(record, clock.now(), decided) or decided
+        return next_life(record, keep, clock.now(), decided) or decided
     return decided
 
 
@@ -76,10 +76,10 @@ def _failed_or_deferred(
 
 def completion(record: Record, done: Done | None, keep: Retention, clock: Clock) -> Settlement:
     """The settlement of a success: the task is done, or begins its next life."""
-    if done is not None and done.again is not None:
+    if done is not None and done.again is not None and not _is_own(record):
         again = resolved(done.again, clock.now(), clock.grain)
         return Settlement(record.topic, record.key, record.token, OutcomeKind.DONE, again, next_id=new_id())
-    if record.options and (life := next_life(record, clock.now())) is not None:
+    if record.options and (life := next_life(record, keep, clock.now())) is not None:
         return life
     return _done(record, keep, clock)
 
@@ -99,9 +99,14 @@ def release(record: Record) -> Settlement:
 
 def _done(record: Record, keep: Retention, clock: Clock) -> Settlement:
     keep_until = keep.keep_until(State.DONE, clock.now()) if keep.done else 0
-    if record.options and known_options(record.options).occurrence is not None:
+    if _is_own(record):
         keep_until = max(keep_until, clock.now() + REMEMBERED)
     return Settlement(record.topic, record.key, record.token, OutcomeKind.DONE, None, keep_until)
+
+
+def _is_own(record: Record) -> bool:
+    """True for an occurrence that is a task of its own, which ends with its first success."""
+    return bool(record.options) and known_options(record.options).occurrence is not None
 
 
 def _pause(record: Record, route: Policy) -> Millis | None:

@@ -373,20 +373,23 @@ class Worker(LeaseLoop):
             decided = settlement_for(record, defect, route, keep, self.clock)
         self._settler.put(delivery, decided)
 
-    def completed(self, delivery: Delivery) -> None:
+    def completed(self, delivery: Delivery, settlement: Settlement) -> None:
         delivery.over = True
         self.stats.delivered += 1
-        record = delivery.record
-        self._settled(delivery, Settlement(record.topic, record.key, record.token, OutcomeKind.DONE), True)
+        self._settled(delivery, settlement, True)
 
     def _time_out(self, delivery: Delivery) -> None:
         """Settle the failure now. The handler's later outcome is discarded; its slot is freed when it ends."""
         if delivery.over or delivery.runner is None:
             return
+        limit, loop = (self._executors[delivery.topic].route.timeout or 0) / 1000, asyncio.get_running_loop()
+        left = delivery.ran_from + limit - loop.time() if limit else None
         if (replaced := replaced_by_next(delivery.record, self.clock.now())) is not None:
             self._settler.put(delivery, replaced)
+        elif (early := delivery.limit(None)) is not None and (left is None or left > 0):  # the clock was set back
+            delivery.timer = loop.call_later(early if left is None else min(early, left), self._time_out, delivery)
+            return
         else:
-            limit = (self._executors[delivery.topic].route.timeout or 0) / 1000
             self._ended(delivery, TimeoutError(f"no outcome within {limit:g} s"))
         delivery.over = True
         delivery.runner.cancel()

@@ -427,7 +427,7 @@ def _denial(error: AccessRefused, t: Callable[..., str]) -> str:
             "{who} may not {verb} over all topics: their token lacks the verb, or the pattern *", who=who, verb=verb
         )
     topic = isolated(error.topic)
-    return t("{who} may not {verb} on topic {topic}: their token does not say so", who=who, verb=verb, topic=topic)
+    return t("{who} may not {verb} on topic {topic}: their token does not allow it", who=who, verb=verb, topic=topic)
 
 
 def _linked_from_other_site(http: Request) -> bool:

@@ -100,8 +100,8 @@ def _of_attempts(locale: Locale, history: TaskHistory) -> Iterator[str]:
     failed = [one for one in history.attempts if one.how is Ended.RETRY]
     for one in lost:
         ended = locale.moment(one.ended, millis=True) if one.ended is not None else ""
-        yield t("Delivery {number} was lost: its worker died or hung, and when the lease had ended, it was given out "
-                "again, at {ended}.", number=one.number, ended=ended)  # fmt: skip
+        yield t("Delivery {number} was lost: its worker died or hung. When the lease had expired, the task "
+                "was leased again, at {ended}.", number=one.number, ended=ended)  # fmt: skip
     if not failed:
         return
     first = failed[0]

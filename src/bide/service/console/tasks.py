@@ -3,7 +3,7 @@
 The address holds the whole state of a page, so that it can be shared. Pages are keyset pages, each read from an index.
 No tasks are read to be counted: if an index has the number of matches it is shown, else only that there are more.
 
-Two lists have no index of their own. A viewer who may read only some topics gets these one after another. And a filter
+Two lists have no index. A viewer who may read only some topics gets these one after another. And a filter
 within a group is applied task by task, to a limited number for each page: such a page may show fewer tasks than it
 could, and still have a next page.
 """

@@ -35,7 +35,7 @@ from bide.service.console.rendering import address
 from bide.service.requests import Reply
 
 _COLOURS = 7
-"""Topics with a colour of their own."""
+"""Topics with a separate colour."""
 _ASSUMED = 1_000
 _IN_TIME: Millis = 1_000
 _NEGLIGIBLE = 20

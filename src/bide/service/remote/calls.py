@@ -282,7 +282,7 @@ class StoreCalls:
         session = ""
         if hello.wire == remote.WIRE:
             if hello.clock != "server" and not self._trusting:
-                raise BadInput("clock", hello.clock, '"server": the service goes by its own')
+                raise BadInput("clock", hello.clock, '"server": the service uses its own')
             session = self._sessions.begin(_identity(caller), writes=not _WRITING.isdisjoint(caller.verbs))
         welcome = remote.Welcome(
             service=remote.SERVICE, wire=remote.WIRE, version=__version__, session=session, micros=self._micros(),

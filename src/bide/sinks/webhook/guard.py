@@ -115,7 +115,7 @@ class Guard:
         self._networks: list[Network] = []
         self._hosts: set[str] = set()
         if isinstance(allow, str):
-            raise BadInput("allow", allow, "a list, also of one")
+            raise BadInput("allow", allow, "a list, even for a single entry")
         for place, entry in enumerate(allow):
             self._allow(f"allow[{place}]", entry)
 

@@ -194,7 +194,7 @@ class WebhookSink:
         total: Length, headers: Mapping[str, str],
     ) -> None:  # fmt: skip
         if per_task is (url is not None):
-            raise BadInput("url, per_task", (url, per_task), "a URL for all tasks, or one for each, and not both")
+            raise BadInput("url, per_task", (url, per_task), "either a URL for all tasks or per_task=True")
         self._post = post
         self._per_task = per_task
         self._target = None if url is None else post.guard.target(url)
@@ -266,7 +266,7 @@ class WebhookSink:
             raise BadInput("headers", f"({error})", "headers that are not damaged") from None
         field = f"headers[{URL_HEADER}]"
         if url is None:
-            raise BadInput(field, None, "the URL that this task is to be posted to")
+            raise BadInput(field, None, "the URL of this task's receiver")
         return self._post.target(url, field)
 
     async def _send(self, task: Task[Any], target: Target, exchange: Exchange) -> aiohttp.ClientResponse:

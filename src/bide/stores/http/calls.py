@@ -66,7 +66,7 @@ def base_of(url: str, token: str | None) -> str:
     except ValueError:
         raise BadInput("store", "a URL that cannot be read", _ACCEPTED) from None
     if "@" in parts.netloc:
-        raise BadInput("store", "a URL with a password", "the token apart: Bide(url, token=...) or BIDE_TOKEN")
+        raise BadInput("store", "a URL with a password", "the token separately: Bide(url, token=...) or BIDE_TOKEN")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     insecure = options.pop("insecure", "0")
     unfit = parts.scheme not in ("http", "https") or not host or parts.fragment or not url.isprintable() or " " in url
@@ -75,8 +75,8 @@ def base_of(url: str, token: str | None) -> str:
     if token is not None and parts.scheme == "http" and insecure != "1" and not _is_loopback(host or ""):
         raise BadInput(
             "store", url,
-            'a URL with "https:" when there is a token, since others on the way could read it; "?insecure=1" sends it '
-            "all the same",
+            'a URL with "https:" if there is a token, since "http:" sends it in clear text; "?insecure=1" allows '
+            "that",
         )  # fmt: skip
     name = f"[{host}]" if ":" in (host or "") else host
     if port is None and parts.scheme == "http":
@@ -301,7 +301,7 @@ class Calls:
             if self.closed:
                 raise resending.given_up(f"{where}: {name}: the store is closed")
             if resending.may_be_done and session != self._session:
-                raise OutcomeUnknown(f"{where}: {name}: the answer was lost, and the service has begun anew")
+                raise OutcomeUnknown(f"{where}: {name}: the answer was lost, and the service has restarted")
             error: Exception
             pause: float | None = None
             try:
@@ -359,7 +359,7 @@ class Calls:
         answers = f"{where}: it answers {reply.status} ({reply.kind})"
         if reply.status == 200 or reply.status in _BEHIND:
             raise Lost(f"{answers}, which is not what bide's service says")
-        raise _Refused(StoreUnavailable(f"{answers}: something else than bide's service is there now"))
+        raise _Refused(StoreUnavailable(f"{answers}: this is no longer bide's service"))
 
     # --- sessions
 

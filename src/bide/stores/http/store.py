@@ -129,7 +129,7 @@ class HttpStore(ServerStore[_Opened]):
         while len(records) < len(refs):
             got = await self._ask(remote.GET, list(refs[len(records) : len(records) + remote.LONGEST_PAGE]))
             if not got:
-                raise StoreUnavailable(f"{self._shown}: an answer without an end")
+                raise StoreUnavailable(f"{self._shown}: the answer did not end")
             records += got
         return records
 
@@ -238,7 +238,7 @@ class HttpStore(ServerStore[_Opened]):
                     raise
                 answers += [error] * len(part)
                 if isinstance(error, StoreError):
-                    left = StoreUnavailable(f"{self._shown}: not sent, since what went before failed: {error}")
+                    left = StoreUnavailable(f"{self._shown}: not sent, because an earlier part failed: {error}")
                     answers += [left] * sum(map(len, ahead))
                     ahead.clear()
         return gathered(answers)

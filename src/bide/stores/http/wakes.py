@@ -87,7 +87,7 @@ class Subscriber:
             async with asyncio.timeout(self._patience):
                 await asyncio.shield(open_)
         except TimeoutError:
-            _log.warning("%s: no subscription yet; what others schedule is found by asking", self._transport.where)
+            _log.warning("%s: no subscription yet; tasks of others are found by polling", self._transport.where)
         except BaseException:
             await self._stop()
             raise
@@ -122,7 +122,7 @@ class Subscriber:
                 error = refused
             except (Lost, aiohttp.ClientError, TimeoutError, OSError, ValueError) as met:
                 error = met
-            _log.info("the subscription ended (%s); another is made", str(error) or type(error).__name__)
+            _log.info("the subscription ended (%s); making another", str(error) or type(error).__name__)
             self.replaced += 1
             await asyncio.sleep(pause * (0.5 + random.random()))
             pause = min(pause * 2, _LONGEST_PAUSE)

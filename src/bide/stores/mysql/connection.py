@@ -89,7 +89,7 @@ class Address(Struct, frozen=True, kw_only=True):
                 context.load_cert_chain(self.options["ssl_cert"], self.options.get("ssl_key"))
         except OSError as error:
             files = {name: value for name, value in self.options.items() if name != "ssl_mode"}
-            raise BadInput("ssl_ca", files, f"files of certificates that can be read ({error})") from None
+            raise BadInput("ssl_ca", files, f"readable certificate files ({error})") from None
         return context
 
 
@@ -105,7 +105,7 @@ def address_of(url: str) -> Address:
     prefix, schema = given.pop("prefix", PREFIX), given.pop("schema", database)
     socket = given.pop("socket", "")
     if not _PREFIX.fullmatch(prefix):
-        raise BadInput("prefix", prefix, "1 to 40 of a-z, 0-9 and _, the first no digit")
+        raise BadInput("prefix", prefix, "1 to 40 characters of a-z, 0-9 and _, the first not a digit")
     if not _DATABASE.fullmatch(schema):
         field = "schema" if schema != database else "store"
         raise BadInput(field, schema, f"the name of a database, of letters, digits, _, - and $: {_ACCEPTED}")
@@ -114,7 +114,7 @@ def address_of(url: str) -> Address:
     if given.get("ssl_mode", "disabled") not in _MODES:
         raise BadInput("ssl_mode", given["ssl_mode"], f"one of {', '.join(_MODES)}")
     if given.get("ssl_mode") == "disabled" and len(given) > 1:
-        raise BadInput("ssl_mode", "disabled", "required, verify_ca or verify_identity, where there are certificates")
+        raise BadInput("ssl_mode", "disabled", "required, verify_ca or verify_identity, if certificates are given")
     account, _, places = parts.netloc.rpartition("@")
     user, _, password = account.partition(":")
     hosts = tuple(_host(place) for place in (places or "localhost").split(","))

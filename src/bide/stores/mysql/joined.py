@@ -54,7 +54,7 @@ class JoinedCall(RunsInSavepoint, Call):
     there = Code(THERE_ANYWHERE.encode())
 
     def __init__(self, driver: Driver, queries: Mapping[str, Template], floor: int | None) -> None:
-        """`floor`: the first token, if the store goes by the caller's clock."""
+        """`floor`: the first token, if the store uses the caller's clock."""
         super().__init__(Unjournaled, driver.raw, queries)
         self._driver = driver
         self._floor = floor
@@ -170,14 +170,14 @@ class MySqlVerbs(JoinedVerbs):
             state.gone = False
         else:
             raise SetupError(
-                f"{self._runtime.where}: the server has undone your transaction in an earlier verb (a deadlock): roll "
-                "back, and begin anew"
+                f"{self._runtime.where}: the server has undone your transaction in an earlier verb (a deadlock); roll "
+                "back, and begin again"
             )
 
     async def _identity(self, driver: Driver) -> tuple[str, int, str]:
         [row] = await driver.run(self._runtime.joined_queries["identity"].write(in_hexadecimal).decode("ascii"))
         if tuple(row[3:]) != _SAMPLES:
-            raise BadInput("connection", self.connection, "a connection whose converters leave binary and bigint alone")
+            raise BadInput("connection", self.connection, "a connection whose converters do not change binary, bigint")
         return identity_of(row)
 
     def _meaning(self, error: Exception, *, adding: bool) -> Exception:

@@ -94,7 +94,7 @@ def read_pairs(batches: Iterable[bytes]) -> list[Pair]:
         try:
             pairs.update(decode_pairs(tasks))
         except msgspec.DecodeError as error:
-            _log.error("a row of the leases cannot be read (%s): what is lost of its tasks stays leased", error)
+            _log.error("a row of the leases cannot be read (%s): its tasks stay leased if their holder is lost", error)
     return sorted(pairs)
 
 

@@ -89,7 +89,7 @@ async def diagnose(connection: MySqlConnection, address: Address, time: ServerTi
                 f"max_allowed_packet is {largest} bytes",
                 f"give it {_PACKET} or more: no task may be larger, and batches are cut to it",
             ),
-            Finding(True, f"what other processes schedule is noticed within {POLL} ms, by {noticing}"),
+            Finding(True, f"tasks that other processes schedule are noticed within {POLL} ms, by {noticing}"),
             await _oldest(call),
             time.finding(),
         ]
@@ -117,7 +117,7 @@ def _durability(flush: int, synced: int, *, logs: bool) -> Finding:
             False, f"sync_binlog is {synced}: after a power cut replicas may lack, or have, what this server has not",
             "set it to 1",
         )  # fmt: skip
-    return Finding(True, "every commit is flushed, also that of a lease, since it cannot be chosen for each here")
+    return Finding(True, "every commit is flushed, also that of a lease, since this server cannot choose per commit")
 
 
 def _log(kind: str, *, logs: bool) -> Finding:
@@ -130,5 +130,5 @@ async def _oldest(call: Call) -> Finding:
     try:
         [[age]] = await call.ask("oldest_transaction")
     except MySQLError:
-        return Finding(True, "whether there are old transactions is not known: this user lacks PROCESS")
+        return Finding(True, "old transactions cannot be checked: this user lacks PROCESS")
     return oldest_transaction(age, "InnoDB", "information_schema.innodb_trx")

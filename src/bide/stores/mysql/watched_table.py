@@ -165,8 +165,8 @@ class MySqlTable(ServerTable):
             if self._code(error) != _ENDED:
                 raise
             raise SetupError(
-                "the handler ended the transaction of its row, maybe by a statement that commits by itself; what it "
-                "wrote until then is there, and so are the changes"
+                "the handler ended the transaction of its row, perhaps by a statement with an implicit commit; its "
+                "writes until then are kept, and so are the changes"
             ) from error
 
     # --- examine
@@ -187,7 +187,7 @@ class MySqlTable(ServerTable):
             kind = types[column.lower()]
             if kind in _INEXACT:
                 raise SetupError(
-                    f"{self._where}: {source.table}.{column} is of type {kind}: no row is found again by such an id"
+                    f"{self._where}: {source.table}.{column} is of type {kind}: such an id cannot be looked up exactly"
                 )
         indexes: dict[str, list[str]] = {}
         unique = set()

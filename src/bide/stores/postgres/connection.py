@@ -70,9 +70,9 @@ def address_of(url: str) -> Address:
             theirs.append((name, value))
     schema, prefix, pooler = ours.get("schema", SCHEMA), ours.get("prefix", ""), ours.get("pooler", "session")
     if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
-        raise BadInput("schema", schema, "1 to 63 of a-z, 0-9 and _, the first no digit, and not pg_...")
+        raise BadInput("schema", schema, "1 to 63 characters of a-z, 0-9 and _, the first not a digit, and not pg_...")
     if not _PREFIX.fullmatch(prefix):
-        raise BadInput("prefix", prefix, "up to 40 of a-z, 0-9 and _, the first no digit")
+        raise BadInput("prefix", prefix, "up to 40 characters of a-z, 0-9 and _, the first not a digit")
     if pooler not in ("session", "transaction"):
         raise BadInput("pooler", pooler, '"transaction", or "session" (the default, also for none)')
     places = parts.netloc.rpartition("@")[2]
@@ -283,7 +283,7 @@ async def connect(address: Address, *, within: float, session: Mapping[str, str]
             found = NotSent(unreached(address.shown, error))
         raise found from error
     except (ValueError, IndexError) as error:  # from the driver's parsing of the URL, such as a port in its options
-        raise BadInput("store", address.shown, f"a URL that the driver can read, and not: {error}") from error
+        raise BadInput("store", address.shown, f"a URL that the driver can read ({error})") from error
 
 
 POSTGRES = Dialect(logging.getLogger("bide.postgres"), address_of, connect, meaning, said, AWAY, Names)

@@ -85,7 +85,7 @@ class PostgresVerbs(JoinedVerbs):
             raise BadInput(
                 "connection",
                 self.connection,
-                "a connection whose codecs leave text, bytea, bigint, boolean and arrays of them as they are",
+                "a connection whose codecs leave text, bytea, bigint, boolean and arrays of them unchanged",
             )
         return (database, started) if has_tables else None
 
@@ -150,7 +150,7 @@ class Transactions(OwnTransactions):
         if isinstance(error, asyncpg.InFailedSQLTransactionError):
             return SetupError(
                 f"{self.address.shown}: a statement inside failed, so the transaction cannot be committed; "
-                "let its error out of the block, or put the statement into a savepoint (`conn.transaction()`)"
+                "let its error leave the block, or put the statement into a savepoint (`conn.transaction()`)"
             )
         return super()._refused(error, found)
 

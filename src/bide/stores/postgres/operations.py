@@ -346,7 +346,7 @@ class Purging:
 
     A purged task leaves a dead entry in the index until vacuum. While an old transaction blocks vacuum, a page from the
     start of the index would visit every entry purged since. `used` false: each call begins at the start, because the
-    store goes by the caller's clock.
+    store uses the caller's clock.
     """
 
     __slots__ = ("_floor", "_used", "_whole_at")

@@ -95,7 +95,7 @@ def _listening(address: Address, subscription: Subscription, *, works: bool) -> 
     if address.pooled:
         return Finding(
             False,
-            "a transaction-pooling proxy stands between: no connection can listen, so workers poll five times a second",
+            "behind a transaction-pooling proxy no connection can listen, so workers poll five times a second",
             "give workers a URL that goes to the server itself",
         )
     if not works:
@@ -112,7 +112,7 @@ def _horizon(age: int | None) -> Finding:
     if age is None:
         return Finding(
             False,
-            "how old others' transactions are this user may not see",
+            "this user may not see how old others' transactions are",
             "an old one keeps vacuum from cleaning up: GRANT pg_read_all_stats TO this user, or watch it yourself",
         )
     return oldest_transaction(age, "vacuum", "pg_stat_activity shows who")

@@ -42,7 +42,7 @@ _FRESH: Millis = 50
 """A notified wake counts as known for this long: if its task was cancelled, a worker's next poll no longer sees it."""
 _REMEMBERED = 10_000
 _TAKEN_EVERY = 0.02
-"""The least time in seconds between two messages of what was taken: each one reaches all workers."""
+"""The least time in seconds between two notifications of leases: each one reaches all workers."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, int]).decode
@@ -141,7 +141,7 @@ class Subscription:
             try:
                 await self._runtime.connections["read"].read(work)
             except StoreError as error:
-                _log.info("the others are not notified of what was taken: %s", error)
+                _log.info("the other workers could not be notified of a lease: %s", error)
             await asyncio.sleep(_TAKEN_EVERY)
 
     async def works(self) -> bool:
@@ -163,7 +163,7 @@ class Subscription:
             try:
                 await self._hear()
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, NotSent, StoreError, TimeoutError) as error:
-                _log.info("the subscription ended (%s); another is made", said(error))
+                _log.info("the subscription ended (%s); making another", said(error))
             finally:
                 self._runtime.look_every = POLL
             self.replaced += 1
@@ -209,7 +209,7 @@ class Subscription:
                 return
             wakes = _decode(text)
         except msgspec.MsgspecError:
-            _log.warning("this is no wake, and was not sent by bide: %r", text[:80])
+            _log.warning("ignored a notification that bide did not send: %r", text[:80])
             return
         self._runtime.notify(wakes)
 

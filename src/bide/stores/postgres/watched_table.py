@@ -179,7 +179,7 @@ class PostgresTable(ServerTable):
 
     async def _commit(self, connection: Any, rows: Sequence[DueRow]) -> None:
         if not connection.is_in_transaction():
-            raise SetupError("the handler ended the transaction of its row; leave that to the end of it")
+            raise SetupError("the handler ended the transaction of its row; bide ends it after the handler")
         with self._refusing(rows):
             await connection.begun.commit()
 

@@ -83,7 +83,7 @@ def address_of(url: str) -> Address:
         return Address(kind="sentinel", hosts=_hosts(netloc, 26_379), service=path[0], **fields)
     if parts.scheme == "redis+cluster":
         if path and path != ["0"]:
-            raise BadInput("store", parts.path, "no database: a Cluster has one only")
+            raise BadInput("store", parts.path, "no database, since a Cluster has only one")
         return Address(kind="cluster", hosts=_hosts(netloc, 6_379), **fields)
     if len(path) > 1:
         raise BadInput("store", parts.path, 'the number of a database, as in "/0"')

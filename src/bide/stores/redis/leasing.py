@@ -244,7 +244,7 @@ class LateAnswers:
     async def _await(
         self, asking: asyncio.Task[None], calls: list[tuple[Call, int]], replies: list[Any], holder: str
     ) -> None:
-        _log.info("a server is slow to lease or away; the others are not kept waiting")
+        _log.info("a server is slow to lease or away; going on with the others")
         try:
             await asking
             late = self._tasks.setdefault(holder, [])

@@ -62,7 +62,7 @@ class Server(Struct, frozen=True, kw_only=True):
         policy = self.info.get("maxmemory_policy", "noeviction")
         if policy.startswith("allkeys"):
             raise SetupError(
-                f"{address.shown}: maxmemory-policy is {policy}, which throws tasks away when memory is short; "
+                f"{address.shown}: maxmemory-policy is {policy}, which evicts tasks when memory is short; "
                 "set it to noeviction (CONFIG SET maxmemory-policy noeviction)"
             )
         if self.cluster and address.kind != "cluster":
@@ -104,7 +104,7 @@ def _findings(server: Server) -> Iterator[Finding]:
         what = f"maxmemory-policy {policy} may throw away the answers that are kept for a repeated call"
         yield Finding(False, what, f"{advice}, or a call whose answer is lost may be done twice")
     else:
-        good, bad = "maxmemory-policy noeviction throws nothing away", f"maxmemory-policy {policy} throws tasks away"
+        good, bad = "maxmemory-policy noeviction evicts nothing", f"maxmemory-policy {policy} evicts tasks"
         yield _found(policy == "noeviction", good, bad, advice, severe=True)
     limit, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
     if limit:
@@ -116,7 +116,7 @@ def _findings(server: Server) -> Iterator[Finding]:
         yield Finding(False, what, "CONFIG SET maxmemory to what the machine can spare")
     names = ("rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status")
     failing = [name for name in names if info.get(name, "ok") != "ok"]
-    good, bad = "what it writes to disk arrives", f"writing to disk fails: {', '.join(failing)}"
+    good, bad = "writes to disk succeed", f"writing to disk fails: {', '.join(failing)}"
     yield _found(not failing, good, bad, "see its log, and its disk", severe=True)
 
 
@@ -232,7 +232,7 @@ class Runtime:
         ends = [Settlement(record.topic, record.key, record.token, OutcomeKind.DEFER, In(0)) for record in records]
         for answer in await self.write("settle", ends, writing.settlement_writer(0), writing.take_accepted, now=""):
             if isinstance(answer, StoreError):
-                _log.warning("a lease could not be given back, and ends by itself: %s", answer)
+                _log.warning("a lease could not be released; it expires by itself: %s", answer)
 
     async def diagnose(self) -> list[Finding]:
         """Check every server with data. Queries INFO again, because a server's settings may have changed since."""

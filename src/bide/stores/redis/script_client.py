@@ -3,7 +3,7 @@
 Each call carries the caller's name and a number that only rises. The shard keeps the last answer of each live caller,
 written in the same step as the work. So if an answer was lost, the same call is sent again: if it was done, the shard
 repeats the answer, else it does the call now. This requires that a caller has one call under way per shard, so each
-kind of operation is a caller of its own: settling does not wait for scheduling.
+kind of operation is a separate caller: settling does not wait for scheduling.
 
 A refused call was not done. By the first word of the refusal, the call waits a moment or finds the right server (see
 `topology`). If the outcome is still unknown when `patience` ends, only the tasks of that shard get `OutcomeUnknown`.

@@ -279,7 +279,7 @@ class RedisStore(ServerStore[Runtime]):
             try:
                 found.append(_decode_event(fields[3]))
             except (IndexError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                _log.warning("an event of the log cannot be read, and is passed over")
+                _log.warning("an event of the log cannot be read and is skipped")
         return found
 
     # --- features.schema

@@ -47,7 +47,7 @@ Reply = Any
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _PLENTY = 16_384
-"""Bytes that justify a write of their own, so that the server begins while more calls are made."""
+"""Bytes that justify a separate write, so that the server begins while more calls are made."""
 _pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 
 WAIT = frozenset({"TRYAGAIN", "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED", "MISCONF"})
@@ -105,7 +105,7 @@ class SharedConnection:
 
     @property
     def plenty(self) -> bool:
-        """True if enough bytes wait for a write of their own."""
+        """True if enough bytes wait for a separate write."""
         return self._outbox_size > _PLENTY
 
     async def ask(self, commands: Sequence[Command]) -> list[Reply]:
@@ -310,7 +310,7 @@ def refusal(reply: ResponseError, where: str) -> StoreError:
     if "WRONGTYPE" in text or "Bad data format" in text or _STUMBLED.search(text):
         return StoreCorrupt(f"{where}: a key of bide's holds something else: {text}")
     if word in ("NOPERM", "NOAUTH", "WRONGPASS"):
-        return StoreUnavailable(f"{where}: this user may not: {text} (docs/redis.md lists the rights that bide needs)")
+        return StoreUnavailable(f"{where}: this user lacks rights: {text} (docs/redis.md lists those that bide needs)")
     return StoreUnavailable(f"{where}: {text}")
 
 
@@ -519,7 +519,7 @@ class ClusterTopology(Topology):
             finally:
                 await connection.close()
             if isinstance(reply, ResponseError):
-                raise StoreUnavailable(f"{host}:{port} is no Cluster: {reply} (use redis:// for a single server)")
+                raise StoreUnavailable(f"{host}:{port} is not a Cluster: {reply} (use redis:// for a single server)")
             wanted = {*self._slots, self._common}
             owner = {}
             for first, last, master, *_ in reply:

@@ -37,7 +37,7 @@ HeardWake = Callable[[int, Topic, Millis], None]
 
 
 class Subscriber:
-    """Receives the wakes of one shard (or of all, on one channel) over a connection of its own."""
+    """Receives the wakes of one shard (or of all, on one channel) over a separate connection."""
 
     def __init__(self, topology: Topology, layout: Layout, shard: int | None, name: str, heard: HeardWake) -> None:
         self.replaced = 0
@@ -57,7 +57,7 @@ class Subscriber:
             async with asyncio.timeout(patience):
                 await self._open.wait()
         except TimeoutError:
-            _log.warning("no subscription yet; wakes are found by asking, up to a second late")
+            _log.warning("no subscription yet; wakes are found by polling, up to a second late")
 
     def stop(self) -> asyncio.Task[None]:
         """End the subscription; the returned task is done once the connection is closed."""
@@ -69,11 +69,11 @@ class Subscriber:
             try:
                 await self._listen()
             except (RedisError, OSError, NotSent, Lost, StoreUnavailable, TimeoutError) as error:
-                _log.info("the subscription ended (%s); another is made", said(error))
+                _log.info("the subscription ended (%s); making another", said(error))
                 try:
                     await self._topology.rediscover()
                 except (NotSent, Lost, StoreUnavailable) as away:
-                    _log.info("and no server is to be had: %s", away)
+                    _log.info("no server is reachable: %s", away)
             self.replaced += 1
             await asyncio.sleep(_PAUSE)
 
@@ -110,7 +110,7 @@ class Subscriber:
             shard, wake, topic = said.split(b" ", 2)
             self._heard(int(shard), topic.decode(), int(wake))
         except (ValueError, IndexError):
-            _log.warning("this is no wake, and was not sent by bide: %r", said[:80])
+            _log.warning("ignored a notification that bide did not send: %r", said[:80])
         return None
 
     async def _watch(self, connection: AbstractConnection) -> None:

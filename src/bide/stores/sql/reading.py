@@ -75,7 +75,7 @@ def group_parts(where: Filter) -> Sequence[int]:
 
 
 def merged_by_key(pages: Sequence[list[Located]], most: int) -> list[Located]:
-    """The first `most` tasks of pages of one topic, each by key and with at most so many."""
+    """The first `most` tasks of pages of one topic, each by key and with at most that many."""
     return pages[0] if len(pages) == 1 else list(islice(merge(*pages, key=lambda found: found[1].key), most))
 
 
@@ -114,7 +114,7 @@ async def find(connection: Any, reads: type[Reads], where: Filter, page: Page) -
 async def tally_all(some: Callable[[Topic, int], Awaitable[tuple[Tally, Topic | None]]]) -> Tally:
     """Count by calls that each take a few milliseconds, so that others go in between.
 
-    `some`: counts in up to so many topics after one, and returns the last of them; None: there are no more, or certain
+    `some`: counts up to that many topics after one, and returns the last of them; None: there are no more, or certain
     topics were asked for, which it counts at once.
     """
     counts: dict[tuple[Topic, State], Count] = {}

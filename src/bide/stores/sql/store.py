@@ -82,7 +82,7 @@ class Runtime(ABC):
         self.address = address
         self.where: str = address.shown
         self.by_server = by_server
-        """True if the store goes by the server's clock, and not the caller's."""
+        """True if the store uses the server's clock, not the caller's."""
         self.time = ServerTime()
         self.name = uuid4().hex[:16]
         self.listeners = Listeners(self.dialect.log)
@@ -142,7 +142,7 @@ class Runtime(ABC):
         return self.listeners.listen(topics, on_wake, on_taken)
 
     async def raise_clock(self, now: Millis) -> None:  # noqa: B027 - most need nothing
-        """Prepare for calls that use `now`, if the store goes by the caller's clock."""
+        """Prepare for calls that use `now`, if the store uses the caller's clock."""
 
     def parts(self, kind: str, asked: Sequence[Any]) -> Sequence[Sequence[Any]]:
         """Split a batch into parts for one statement each."""
@@ -296,7 +296,7 @@ class SqlStore(ServerStore[Runtime]):
                 answers += error.answers if isinstance(error, PartlyFailed) else [error] * len(part)
                 if len(answers) == len(asked) and not any(answer is not error for answer in answers):
                     raise
-                rest = StoreUnavailable(f"not tried, after another part of the batch had failed: {error}")
+                rest = StoreUnavailable(f"not tried, because another part of the batch failed: {error}")
                 raise PartlyFailed([*answers, *([rest] * (len(asked) - len(answers)))]) from error
         waited = self._patience if patience is None else patience
         answers = runtime.held.answers(asked, answers, write, patience=waited)

@@ -4,7 +4,7 @@ Each verb runs the same operation as on the store's own connections, but within 
 not at all, and the surrounding transaction can go on. The call needs no number: it was done if that transaction was
 committed.
 
-Our transactions have a pool of connections of their own, without the settings of the store's other connections: a
+Our transactions have a separate pool of connections, without the settings of the store's other connections: a
 handler may change any setting and take its time. If the answer to the commit is lost, the outcome is read back. The
 transaction's last statement wrote the transaction's number into a row, and the next statement that writes this row
 waits until the server has ended the transaction.
@@ -59,7 +59,7 @@ class JoinedVerbs(ABC):
 
     The caller opened the connection, or it carries one of our transactions, which must still be open. On a caller's
     connection a verb joins the transaction that is open, or that the driver opens implicitly; without one, each verb
-    is a transaction of its own.
+    is a separate transaction.
     """
 
     accepted: ClassVar[str]
@@ -133,7 +133,7 @@ class JoinedVerbs(ABC):
         return await self._savepoint(work)
 
     async def _savepoint(self, work: Work[T], *, floor: int | None = None, adding: bool = False) -> T:
-        """Do `work` completely or not at all. `floor`: the first token, if the store goes by the caller's clock."""
+        """Do `work` completely or not at all. `floor`: the first token, if the store uses the caller's clock."""
         savepoint: Savepoint | None = None
         try:
             driver = await self._driver()
@@ -182,7 +182,7 @@ class JoinedVerbs(ABC):
         if isinstance(found, LockTimeout):
             return StoreUnavailable(f"{found}: another transaction holds the task; nothing was done")
         if isinstance(found, (TransactionConflict, NotSent)) or not (found is error or isinstance(found, BideError)):
-            return StoreUnavailable(f"{found}; nothing was done: begin the transaction anew")
+            return StoreUnavailable(f"{found}; nothing was done: begin the transaction again")
         return found
 
     # --- the server's part
@@ -246,12 +246,12 @@ class ThreadTurn:
 class Savepoint:
     """A block of statements that is done completely or not at all, even if it is cancelled.
 
-    It is a savepoint of the caller's transaction; without one, it is a transaction of its own. The statements that
+    It is a savepoint of the caller's transaction; without one, it is a separate transaction. The statements that
     begin and end it are never interrupted, so that its state is always known. The statements in between may be
     cancelled at every await, and are then rolled back. If the rollback fails the connection is closed, so that no part
     of the block can be committed.
 
-    `committing` is true once the block has sent a COMMIT of its own.
+    `committing` is true once the block has itself sent a COMMIT.
     """
 
     def __init__(
@@ -482,7 +482,7 @@ class OwnTransactions(Pool):
         """A transaction, committed when left without an error."""
         own = asyncio.current_task()
         if own in self._owners:  # ten nested transactions would wait for each other
-            raise SetupError(f"{self.address.shown}: a transaction within a transaction; use the one that is open")
+            raise SetupError(f"{self.address.shown}: a transaction is already open in this task; use that one")
         async with self.slots:
             connection = await self._begun()
             self._owners.add(own)
@@ -540,7 +540,7 @@ class OwnTransactions(Pool):
                 raise refused from error
             connection.drop()
             if not sent or not await self._was_committed(connection, found):
-                raise StoreUnavailable(f"{found}; the transaction came to nothing") from error
+                raise StoreUnavailable(f"{found}; the transaction was not committed") from error
 
     async def _was_committed(self, connection: Any, why: Exception) -> bool:
         """Determine the outcome of a commit whose answer was lost. Raises OutcomeUnknown."""

@@ -34,7 +34,7 @@ _STILL_DUE = (
     "still due after the changes, so it would be fired again and again: let them end what `where` asks for, or move "
     "the due time ahead"
 )
-_NOT_CHANGED = "the table did not let itself be changed: a trigger or a policy of its own keeps the row as it is"
+_NOT_CHANGED = "the row did not change: a trigger or a policy of the table keeps it unchanged"
 Give = Callable[..., str]
 """Adds a value to a statement's values, with its type if needed; returns the placeholder for it."""
 
@@ -179,7 +179,7 @@ class WatchedTable(ABC):
     @property
     def _known(self) -> Any:
         if self._times is None:
-            raise Raced("the table is to be examined anew")
+            raise Raced("the table has to be examined again")
         return self._times
 
     def _identity(self, values: Sequence[Any]) -> Any:
@@ -240,15 +240,13 @@ class WatchedTable(ABC):
         source, where = self._source, self._where
         types = await self._types(connection)
         if not types:
-            raise SetupError(f"{where}: there is no table {source.table} (names are as the catalog has them)")
+            raise SetupError(f"{where}: there is no table {source.table} (write names as in the catalog)")
         for column, field in source.named.items():
             if self._column(column) not in types:
                 there = ", ".join(types)
                 raise SetupError(f"{where}: {source.table} has no column {column!r} ({field}); it has {there}")
         if await self._is_view(connection):
-            raise SetupError(
-                f"{where}: {source.table} is a view: name the table that it shows, whose rows can be locked"
-            )
+            raise SetupError(f"{where}: {source.table} is a view; name its table, whose rows can be locked")
         now = await self._prepare(connection, types[self._column(source.due)])
         try:
             plan = await self._plan(connection, now, types)
@@ -314,7 +312,7 @@ class TableTimes(ABC):
             if kind == self.zoned:
                 self._zone = UTC
         elif kind == self.coarse:
-            raise SetupError(f"{what}, which holds such times to two minutes only: make it {self.finer}")
+            raise SetupError(f"{what}, which holds such times only to two minutes; make it {self.finer}")
         elif kind not in self.whole and kind not in self.fractions:
             raise SetupError(f"{what}, which holds no {self._is}; leave out due_is= for {self.called}")
 

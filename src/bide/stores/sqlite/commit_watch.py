@@ -75,7 +75,7 @@ class Listener:
         self._closed(self)
 
     def post(self, wakes: Mapping[Topic, Millis], taken: Mapping[Topic, Drained]) -> None:
-        """Notify the listener of what was taken and then of these wakes, from any thread, by one call into its loop."""
+        """Notify the listener of the leases and then of these wakes, from any thread, by one call into its loop."""
         try:
             self._loop.call_soon_threadsafe(self._hear, wakes, taken)
         except RuntimeError:  # the loop was closed, but this listener was not

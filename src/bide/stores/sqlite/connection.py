@@ -324,8 +324,8 @@ class DiskReserve:
             there = None
         if there is None or (there.st_dev, there.st_ino) != self._identity:
             raise StoreUnavailable(
-                f"{self._path}: the file was removed or replaced while it is open here, and what is written now would "
-                "be lost: open it anew, or start this process again"
+                f"{self._path}: the file was removed or replaced while it is open here, so writes would be lost: "
+                "open it again, or restart this process"
             )
 
 

@@ -96,7 +96,7 @@ class OpenFile:
             if is_store:
                 _make(path)
             elif not os.path.exists(path):
-                raise StoreUnavailable(f"{path}: there is no such file; a table to be watched has to be there first")
+                raise StoreUnavailable(f"{path}: there is no such file; create the table to be watched first")
             pages = 0 if is_store else _CHECKPOINT_PAGES
             writing = self._connect(_WRITER_CACHE_KIB, pages)
             if is_store:
@@ -309,14 +309,14 @@ def diagnose(cursor: sqlite3.Cursor, path: str, reserve: int) -> list[Finding]:
         Finding(
             resets_safely(),
             f"SQLite {sqlite3.sqlite_version}",
-            "3.51.3 closes a rare race of a checkpoint with a commit, which other users of the file may meet",
+            "3.51.3 fixes a rare race between a checkpoint and a commit, which other users of the file may hit",
         ),
         _one_library(path),
         Finding(version == VERSION, f"schema version {version}", f"migrate to {VERSION}"),
         Finding(
             wal <= STOP_BYTES,
             f"write-ahead log of {wal} bytes",
-            "some process reads in one long transaction, so that the log cannot start over: find it",
+            "a process keeps a read transaction open, so the log cannot be reset: find that process",
         ),
         Finding(
             not mode & stat.S_IRWXO,

@@ -4,7 +4,7 @@ Each operation reads rows, lets `core.lifecycle` decide, and writes rows, so it 
 store. If the write itself can decide the common case (a new key, a plain Done), one optimistic statement for the whole
 batch comes first, and its row count shows whether it applied to all.
 
-The log of events and the register of workers, at the end, have tables of their own.
+The log of events and the register of workers, at the end, have separate tables.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from msgspec import structs
 from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.events import Event, EventKind
-from bide.core.instants import LAST_INSTANT, NEVER, Millis
-from bide.core.lifecycle import next_token
+from bide.core.instants import NEVER, Millis
+from bide.core.lifecycle import clamp, next_token
 from bide.core.payloads import TOGETHER, fitting
 from bide.core.records import (
     Change,
@@ -75,7 +75,7 @@ transaction token:written (if one was given out), "before commit", "after commit
 _MOST_WAKES = 64
 """The most topics whose heads one transaction reads and notes; of more it only notes that there were some."""
 _KEPT_WAKES = 512
-"""At least so many notes are kept for the watchers of other processes."""
+"""The least number of notes that are kept for the watchers of other processes."""
 _ANY_TOPIC: Topic = ""
 KEEP_DAMAGED: Millis = 14 * 86_400_000
 """How long a task that was set aside is kept: the default retention of dead tasks."""
@@ -339,7 +339,7 @@ def extend(work: UnitOfWork, leases: Sequence[Lease], until: Millis) -> list[boo
 def settle(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) -> list[bool]:
     """Record how leases ended. If all are Done and all leases are held: a pass of conditional writes for each kind."""
     work.point("settle:begun")
-    if all(one.outcome is OutcomeKind.DONE for one in outcomes) and _settle_done(work, outcomes, now):
+    if {one.outcome for one in outcomes} == {OutcomeKind.DONE} and _settle_done(work, outcomes, now):
         return [True] * len(outcomes)
     settled = []
     writes = _Writes(work, outcomes, now)
@@ -362,8 +362,8 @@ def _settle_done(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) 
     for token, one in enumerate(outcomes, first):
         lease = one.topic, one.key, one.token
         if one.next_at is not None:
-            due_at = min(max(one.next_at.resolve(now), 0), LAST_INSTANT)
-            rows["settle_again"].append((one.next_id, due_at, max(due_at, now), token, now, *lease))
+            due_at = clamp(one.next_at.resolve(now))
+            rows["settle_again"].append((*lease, one.next_id, due_at, due_at if due_at > now else now, token, now))
         elif one.keep_until > now:
             woke_at = min(one.token // 1000, now)
             rows["settle_kept"].append((now, woke_at, token, one.error, one.keep_until, *lease))
@@ -379,7 +379,7 @@ def _settle_done(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) 
         return False
     if len(rows["settle_done"]) < len(outcomes):
         work.used_token(token)
-    work.waits(row[5] for row in rows["settle_again"])
+    work.waits(map(_topic, rows["settle_again"]))
     return True
 
 
@@ -495,7 +495,7 @@ def events(cursor: sqlite3.Cursor, ref: Ref | None, limit: int, kept: int) -> li
         try:
             found.append(_event(row))
         except ValueError as error:
-            _log.warning("an entry of the log of events cannot be read, and is passed over: %s", error)
+            _log.warning("an entry of the event log cannot be read and is skipped: %s", error)
     return found
 
 

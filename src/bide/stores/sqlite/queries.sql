@@ -84,11 +84,11 @@ UPDATE bide_task SET state = 2, at = ?, woke_at = ?, token = ?, error = ?, keep_
 WHERE topic = ? AND key = ? AND token = ? AND state = 1
 
 -- name: settle_again
--- Done, and the next life begins. The same condition.
+-- Done, and the next life begins. The same condition. A leased task has no woke_at and no keep_until.
 UPDATE bide_task SET
-    id = ?, state = 0, due_at = ?, at = ?, token = ?, created_at = ?, planned_at = 0, attempt = 0, failures = 0,
-    losses = 0, holder = NULL, deadline = NULL, error = NULL, woke_at = NULL, keep_until = NULL
-WHERE topic = ? AND key = ? AND token = ? AND state = 1
+    id = ?4, state = 0, due_at = ?5, at = ?6, token = ?7, created_at = ?8, planned_at = 0, attempt = 0, failures = 0,
+    losses = 0, holder = NULL, deadline = NULL, error = NULL
+WHERE topic = ?1 AND key = ?2 AND token = ?3 AND state = 1
 
 -- name: purge
 DELETE FROM bide_task WHERE row IN (

@@ -9,7 +9,7 @@ A thread hop costs as much as a commit, and a commit as much as a hundred rows, 
 operation in a group fails, the whole group is rolled back and each operation runs alone, so that only the faulty one
 gets the error.
 
-The reader has a connection of its own: in WAL mode readers and the writer do not wait for each other.
+The reader has a separate connection: in WAL mode readers and the writer do not wait for each other.
 
 **Checkpoints.** By default SQLite checkpoints in the commit that passes a thousand pages, which takes tens of
 milliseconds. Here the writer only counts, and wakes the `Checkpointer`'s thread, which writes the WAL back into the

@@ -135,7 +135,7 @@ class LentConnection(sqlite3.Connection):
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise SetupError(
-            "this transaction is committed when its block is left, and rolled back when that is by an error: "
+            "the end of the block commits this transaction, and an error rolls it back: "
             "do not commit, roll back, run scripts or close here"
         )
 
@@ -170,7 +170,7 @@ class TransactionThread:
     async def run(self, call: Callable[[], T]) -> T:
         """Run `call` in the thread to its end; a cancellation is raised after that."""
         if self.closed:
-            raise StoreUnavailable(f"{self._file.path}: the store was closed, and this transaction came to nothing")
+            raise StoreUnavailable(f"{self._file.path}: the store was closed, so this transaction was rolled back")
 
         async def step() -> T:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
@@ -260,7 +260,7 @@ class Transactions:
         """A transaction, committed when the block ends without an error."""
         thread = self._thread_of_loop()
         if thread.owner is not None and thread.owner is asyncio.current_task():
-            raise SetupError(f"{self.path}: a transaction within a transaction; use the one that is open")
+            raise SetupError(f"{self.path}: a transaction is already open in this task; use that one")
         async with thread.turn:
             thread.owner = asyncio.current_task()
             try:

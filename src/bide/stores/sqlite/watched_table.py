@@ -230,7 +230,7 @@ class SqliteTimes:
     so that an index serves it; then exactly, by parsing it. Text must sort in the order of time, so all rows must have
     the same form. The separator and the offset of that form are taken from the rows read so far.
 
-    Several threads use this, each with a connection of its own.
+    Several threads use this, each with its own connection.
     """
 
     def __init__(self, source: TableSource) -> None:
@@ -322,6 +322,6 @@ class SqliteTimes:
         if text not in self._unreadable and len(self._unreadable) < _WARNINGS:
             self._unreadable.add(text)
             _log.warning(
-                "%s.%s: %s is no time in %s, and is never due%s", self._source.table, self._source.due, text,
+                "%s.%s: %s is not a time in %s, and is never due%s", self._source.table, self._source.due, text,
                 *(("ISO 8601", "; for numbers give due_is=") if self._kind is DueIs.TIMESTAMP else (self._kind, "")),
             )  # fmt: skip

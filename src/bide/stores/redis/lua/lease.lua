@@ -9,7 +9,7 @@
 --   answer '' for a task that has changed hands since), and at the end {1 if these are all heads, topic, head, ...}}
 -- An entry whose body is missing or unreadable is set aside, and counted as `damaged`.
 local SOON = 2000          -- ms: more than the time between two reads
-local FEW = 64             -- so many heads are always all read, and so many bodies at once at most
+local FEW = 64             -- up to this number all heads are read; the most bodies at once
 local until_at = now + tonumber(ARGV[next_argument])
 local holder = sub(ARGV[next_argument + 1], 1, 255)
 local most, bytes, full = tonumber(ARGV[next_argument + 2]), 0, false
