@@ -24,7 +24,7 @@ from bide.engine.client import Client
 from bide.engine.delivery.tables import TableLoop
 from bide.engine.delivery.watch import Watch
 from bide.engine.delivery.worker import AppWorker, Observer
-from bide.engine.recurring import RecurrenceOptions, RuleEnded, default_key
+from bide.engine.recurring import RecurrenceOptions, RuleEnded, check_options, default_key
 from bide.engine.sync import SyncClient
 from bide.engine.verbs import TaskOptions, refuse_unknown
 from bide.ports import Clock, DueRow, Route, Sink, Store, SystemClock, Table
@@ -208,9 +208,7 @@ class Bide(Client):
         moves the next occurrence. A task whose declaration was removed goes on until it is pruned, see `prune`.
         Raises BadInput, DuplicateHandler.
         """
-
-        known = RecurrenceOptions.__annotations__
-        refuse_unknown([name for name in options if name not in known], sorted(known), "an option of app.recurs")
+        check_options(options, "an option of app.recurs")
 
         def register(function: Function[P]) -> Handler[P]:
             if isinstance(function, Handler) and topic in (None, function.topic):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.waiting import until
 
 from bide import Answer, At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Handler, Ladder, Result, Task
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
-from bide.core.outcomes import Done, Outcome
+from bide.core.outcomes import Defer, Done, Outcome
 from bide.core.records import Lease
 from bide.core.recurrence.plan import last_instants
 from bide.core.retry import policy
@@ -362,7 +363,7 @@ def test_a_wrong_option_is_refused_by_its_name() -> None:
     app = Bide("memory:")
     wrong: dict[str, Any] = {
         "catch_up": "some", "overlap": "maybe", "most": 0, "window": "soon", "deadline": -1, "key": "k" * 176,
-        "retry": "often",
+        "retry": "often", "end_when_dead": None,
     }  # fmt: skip
     for field, value in wrong.items():
         with pytest.raises(BadInput) as refused:
@@ -370,6 +371,15 @@ def test_a_wrong_option_is_refused_by_its_name() -> None:
         assert refused.value.field == field
     with pytest.raises(BadInput, match="rule"):
         app.recurring.new("t", "0 8 * * *")  # type: ignore[arg-type]
+    calls: list[Callable[..., object]] = [
+        lambda **how: app.cron("0 8 * * *", **how), partial(app.every, "1h"), partial(app.recurs, Every("1h")),
+        partial(app.recurring.new, "t", Every("1h")),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(BadInput, match=r"to the rule, as in @app\.recurs\(Cron\(\.\.\., jitter=\.\.\.\)\)"):
+            call(jitter="5m")
+        with pytest.raises(BadInput, match="the closest name is catch_up"):
+            call(catchup="all")
 
 
 def test_the_last_instants_are_found_in_few_steps_however_far_back_the_first_lies() -> None:
@@ -647,7 +657,8 @@ async def test_a_rule_that_ended_during_its_pause_is_finished_and_leaves_nothing
         assert (await app.recurring.pause("t")).result == "kept"
         assert (await app.recurring.resume("t")).result == "finished"
         assert (await task_of(app, "t", "t")).state == "cancelled"
-        assert (await app.recurring.resume("t")).result == "finished"
+        for verb in (app.recurring.resume, app.recurring.skip_next, app.recurring.run_now):
+            assert (await verb("t")).result == "finished"
 
 
 @virtual
@@ -660,6 +671,8 @@ async def test_an_empty_key_is_refused_and_means_no_other_task(world: World) -> 
                 await verb("t", "")
         with pytest.raises(BadInput, match="key"):
             await app.recurring.add("t", Every("2m"), key="")
+        with pytest.raises(BadInput, match="n: '3'"):
+            await app.recurring.next("t", n="3")  # type: ignore[arg-type]
         with pytest.raises(BadInput, match="key"):
             app.every("1m", key="")(app.handler("t")(nothing))
         assert (await app.recurring.add("t", Every("1m"))).result == "kept"
@@ -714,3 +727,98 @@ async def test_each_call_of_run_now_runs_once_until_the_rule_has_ended(world: Wo
         assert len(runs.tasks) == 3
         await app.recurring.remove("t")
         assert (await app.recurring.run_now("t")).result == "finished"
+
+
+@pytest.mark.parametrize(
+    ("how", "ran"),
+    [
+        ({"catch_up": "none"}, [185, 192]),
+        ({"catch_up": "latest", "window": "1m"}, [185, 192]),
+        ({"catch_up": "latest"}, [180, 185, 192]),
+        ({"catch_up": "all", "most": 2}, [150, 185, 192]),
+    ],
+)
+@virtual
+async def test_a_change_after_an_outage_keeps_an_occurrence_that_still_runs_and_no_future_one(
+    world: World, how: dict[str, Any], ran: list[float]
+) -> None:
+    app = world.app()
+    async with app:
+        await app.recurring.add("t", Every("30m", start=as_datetime(world.start)), **how)
+        await world.pause(184 * MINUTE)
+        changed = At([as_datetime(world.start + 60_000 * n) for n in (185, 192)])
+        assert (await app.recurring.add("t", changed, **how)).result == "replaced"
+        runs = Runs(world, app)
+        async with app.worker():
+            await world.pause(20 * MINUTE)
+    assert runs.minutes == ran
+
+
+@pytest.mark.parametrize("changed", ["payload", "rule"])
+@virtual
+async def test_a_change_undoes_no_deferral(world: World, changed: str) -> None:
+    app = world.app()
+    runs = Runs(world, app)
+    runs.outcomes = {60: Defer("30m")}
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1h"), "old")
+        await world.pause(65 * MINUTE)
+        rule, payload = (Every("2h"), "old") if changed == "rule" else (Every("1h"), "new")
+        assert (await app.recurring.add("t", rule, payload)).result == "replaced"
+        await world.pause(60 * MINUTE)
+    assert [at / 60_000 for at in runs.started] == [60, 90, 120]
+    assert [task.payload for task in runs.tasks] == ["old", payload, payload]
+
+
+@pytest.mark.parametrize(
+    ("how", "ahead", "ran"),
+    [
+        ({}, [180, 240], [240]),
+        ({"catch_up": "none"}, [240, 300], [300]),
+        ({"catch_up": "all"}, [60, 120], [120, 180, 240]),
+        ({"overlap": "queue"}, [180, 240], [240]),
+    ],
+)
+@virtual
+async def test_what_is_next_and_is_skipped_of_an_overdue_task_is_what_would_run(
+    world: World, how: dict[str, Any], ahead: list[int], ran: list[int]
+) -> None:
+    app = world.app()
+    async with app:
+        await app.recurring.add("t", Every("1h"), **how)
+        await world.pause(185 * MINUTE)
+        assert await app.recurring.next("t", n=2) == [as_datetime(world.start + 60_000 * n) for n in ahead]
+        assert (await app.recurring.skip_next("t")).result == "moved"
+        runs = Runs(world, app)
+        async with app.worker():
+            await world.pause((ran[-1] + 1 - 185) * MINUTE)
+        assert runs.minutes == ran
+
+
+@virtual
+async def test_a_skip_after_the_last_instant_ends_the_rule_where_all_are_too_old(world: World) -> None:
+    app = world.app()
+    async with app:
+        await app.recurring.add("t", At(as_datetime(world.start + 60_000)), catch_up="none")
+        await world.pause(10 * MINUTE)
+        assert await app.recurring.next("t") == []
+        assert (await app.recurring.skip_next("t")).result == "cancelled"
+
+
+async def test_a_change_in_the_callers_transaction_waits_for_no_running_occurrence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait would hold the lock for which the end of that occurrence waits."""
+    monkeypatch.setattr("bide.engine.recurring._PAUSES", (0.0, 1e6))
+    app = Bide(f"sqlite:///{tmp_path}/a.db")
+    async with asyncio.timeout(60), app:
+        await app.recurring.add("t", Every("1h"))
+        await app.fire_now("t", "t")
+        now = app.clock.now()
+        assert (await app.store.lease({"t": 1}, now=now, until=now + 3_600_000, holder="w")).tasks
+        with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            async with app.using(connection):
+                assert (await app.recurring.pause("t")).result == "under_way"
+                assert (await app.recurring.add("t", Every("2h"))).result == "under_way"
+            connection.execute("ROLLBACK")

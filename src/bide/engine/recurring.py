@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, Never, TypedDict
 
 from msgspec.structs import replace
 
@@ -23,13 +23,13 @@ from bide.core.names import check_name, check_topic, new_id
 from bide.core.options import encode_options, recurrence_of, with_recurrence
 from bide.core.payloads import encode_payload
 from bide.core.records import Move, NewTask, Record, Ref, Result, State
-from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence
+from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence, last_instants
 from bide.core.recurrence.rules import Rule
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
 from bide.engine.delivery.occurrences import NO_TOKEN, own_task
-from bide.engine.session import running_loop
-from bide.engine.verbs import ClientVerbs, one_of
+from bide.engine.session import Session
+from bide.engine.verbs import ClientVerbs, one_of, refuse_unknown
 
 _log = logging.getLogger("bide.recurring")
 LONGEST_KEY = 175
@@ -38,6 +38,8 @@ MOST_BACKFILLED = 10_000
 """The most occurrences of one backfill."""
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Seconds before each attempt to change a task whose occurrence is running."""
+_OF_THE_RULE = frozenset({"zone", "start", "until", "times", "jitter", "except_on", "on_gap", "on_repeat"})
+"""Options that people give to the task."""
 _CATCH_UPS = {choice.value: choice for choice in CatchUp}
 _OVERLAPS = {choice.value: choice for choice in Overlap}
 
@@ -67,6 +69,16 @@ class RecurrenceOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
 
 
+def check_options(options: Iterable[str], of: str) -> None:
+    """Raise BadInput for the first that is no option of a recurring task; `of`: "an option of app.recurs"."""
+    for name in options:
+        if name in _OF_THE_RULE:
+            accepted = f"it to the rule, as in @app.recurs(Cron(..., {name}=...))"
+            raise BadInput(of.rpartition(" ")[2], name, accepted)
+    known = RecurrenceOptions.__annotations__
+    refuse_unknown([name for name in options if name not in known], sorted(known), of)
+
+
 class Recurring:
     """The verbs of recurring tasks, as `app.recurring`. They raise the errors of `app.schedule`."""
 
@@ -90,14 +102,18 @@ class Recurring:
         retry: RetryPolicy | str | None = None,
         headers: Mapping[str, str] | None = None,
         declared: bool = False,
+        **unknown: Never,
     ) -> NewTask:
         """Make the task that `add` would add, for `add_many`. The arguments are those of `add`. No I/O."""
+        check_options(unknown, "an option of app.recurring.add")
         client = self._client
         topic, key = _ref(topic, key)
         if not isinstance(rule, Rule):
             raise BadInput("rule", rule, "a rule: Cron(...), Every(...), RRule(...) or At(...)")
         if type(most) is not int or not 1 <= most <= MOST_BACKFILLED:
             raise BadInput("most", most, f"a whole number from 1 to {MOST_BACKFILLED:,}")
+        if type(end_when_dead) is not bool:
+            raise BadInput("end_when_dead", end_when_dead, "True or False")
         recurrence = Recurrence(
             rule=rule, catch_up=one_of(_CATCH_UPS, catch_up, "catch_up"),
             overlap=one_of(_OVERLAPS, overlap, "overlap"), most=most,
@@ -123,7 +139,8 @@ class Recurring:
         """Make a task of `topic` recur by `rule`: `created`, `kept` if nothing changed, `replaced` otherwise.
 
         A change moves the next occurrence. One that is already due still runs, and one that has begun goes on: then
-        the answer is `under_way`, and nothing has changed: repeat the call.
+        the answer is `under_way`, and nothing has changed: repeat the call. `finished` or `not_found`: the task was
+        removed or died while the call waited for the end of an occurrence, and stays so.
 
         - `key`: its name within the topic; by default the topic's name.
         - `payload`, `group`, `retry`, `headers`: as in `app.schedule`, for each occurrence.
@@ -152,7 +169,7 @@ class Recurring:
         running = open_ones if known else []
         for pause in _PAUSES:
             if running:
-                if not await _waited(pause):
+                if not await _waited(session, pause):
                     break
                 refs = [Ref(wanted[place].topic, wanted[place].key) for place in running]
                 for place, record in zip(running, await session.verbs.get(refs), strict=True):
@@ -224,9 +241,10 @@ class Recurring:
         if found is None:
             return Answer(Result.NOT_FOUND)
         record, recurrence = found
-        if recurrence.paused or under_way(record):
+        if record.state.live and (recurrence.paused or under_way(record)):
             return Answer(Result.REFUSED if recurrence.paused else Result.UNDER_WAY, record)
-        following = recurrence.first(record.due_at, record.key)
+        due_at = due_next(record, recurrence, self._client.clock.now())
+        following = None if due_at is None else recurrence.first(due_at, record.key)
         if following is None:
             return await self._client.cancel(record.topic, record.key, if_token=record.token)
         move = Move(record.topic, record.key, At(following), record.token)
@@ -262,6 +280,8 @@ class Recurring:
 
     async def next(self, topic: str, key: str | None = None, n: int = 5) -> list[datetime]:
         """The next `n` instants of the rule, without jitter (aware, UTC), beginning with the planned occurrence."""
+        if type(n) is not int:
+            raise BadInput("n", n, "a whole number")
         found = await self._found(topic, key)
         return [] if found is None else [as_datetime(one) for one in planned(found[0], self._client.clock.now(), n)]
 
@@ -293,7 +313,7 @@ class Recurring:
         session, clock = self._client._session, self._client.clock
         record: Record | None = None
         for pause in _PAUSES:
-            if not await _waited(pause):
+            if not await _waited(session, pause):
                 break
             found = await self._found(topic, key)
             if found is None:
@@ -359,8 +379,8 @@ def under_way(record: Record) -> bool:
 def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
     """The task that replaces `old`, which is not under way; None: it is as wanted, or has ended and stays so.
 
-    An occurrence that is due, or that waits for its jitter only, keeps its time. A pause stays. A declaration leaves a
-    task that died with it alone.
+    An occurrence that is due, or that waits for its jitter only, keeps its time; one that was deferred is due when its
+    deferral ends. A pause stays. A declaration leaves a task that died with it alone.
     """
     recurrence, before = recurrence_of(wanted.options), recurrence_of(old.options) if old.state.live else None
     assert recurrence is not None
@@ -370,18 +390,27 @@ def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
     same = (options, wanted.payload, wanted.group) == (old.options, old.payload, old.group)
     if same and (old.state.live or (recurrence.declared and old.state is State.DEAD)):
         return None
-    first = recurrence.first(now, old.key)
-    due = None if first is None else At(first)
-    if before is not None:
-        if before.paused:
-            due = At(LAST_INSTANT)
-        elif before.rule.nominal(old.due_at, old.key) <= now:
-            step = before.on_lease(old.due_at, old.key, old.created_at, now)
-            if step is None:
-                due = At(old.due_at)
-            elif step.due_at is not None:  # it is too old to run
-                due = At(step.due_at)
-    return None if due is None else _replacing(old, options, due, payload=wanted.payload, group=wanted.group)
+    due_at = recurrence.first(now, old.key)
+    if before is not None and before.paused:
+        due_at = LAST_INSTANT
+    elif before is not None:
+        planned_at = due_next(old, before, now)
+        if planned_at is not None and before.rule.nominal(planned_at, old.key) <= now:
+            due_at = old.wake_at if old.wake_at > now else planned_at
+    return None if due_at is None else _replacing(old, options, At(due_at), payload=wanted.payload, group=wanted.group)
+
+
+def due_next(record: Record, recurrence: Recurrence, now: Millis) -> Millis | None:
+    """When the next occurrence that runs is due, without those too old to run; None: the rule ends with them.
+
+    The task is not under way. A few steps of the rule, but with `all` and `queue` one for each occurrence left out.
+    """
+    rule, key, due_at = recurrence.rule, record.key, record.due_at
+    if recurrence.catch_up is not CatchUp.ALL and recurrence.overlap is not Overlap.QUEUE:
+        for latest in last_instants(rule, rule.nominal(due_at, key), now - rule.jitter, 1):
+            due_at = rule.fires_at(latest, key)  # it alone may run, of those that have fired
+    step = recurrence.on_lease(due_at, key, record.created_at, now)
+    return due_at if step is None else step.due_at
 
 
 def time_of(old: Record, now: Millis) -> Millis:
@@ -395,20 +424,23 @@ def time_of(old: Record, now: Millis) -> Millis:
 def planned(record: Record, now: Millis, most: int) -> list[Millis]:
     """The next `most` nominal instants of a recurring task, beginning with the occurrence that waits; if paused, none.
 
-    O(most) steps of the rule.
+    O(most) steps of the rule, and those of `due_next`.
     """
     recurrence = recurrence_of(record.options)
     if recurrence is None or recurrence.paused or not record.state.live or most < 1:
         return []
-    waits = record.state is State.WAITING and not record.attempt
-    found = [recurrence.rule.nominal(record.due_at, record.key)] if waits else []
-    return found + recurrence.rule.upto(max(record.due_at, 0 if waits else now) + 1, LAST_INSTANT, most - len(found))
+    rule, begun = recurrence.rule, under_way(record)
+    due_at = max(record.due_at, now) if begun else due_next(record, recurrence, now)
+    if due_at is None:
+        return []
+    found = [] if begun else [rule.nominal(due_at, record.key)]
+    return found + rule.upto(due_at + 1, LAST_INSTANT, most - len(found))
 
 
-async def _waited(seconds: float) -> bool:
-    """Wait. False: no event loop runs here, as in a caller's transaction on a synchronous connection."""
+async def _waited(session: Session, seconds: float) -> bool:
+    """Wait. False: this is within the caller's transaction, for whose locks others wait, as the running occurrence."""
     if seconds:
-        if running_loop() is None:
+        if session.joined() is not None:
             return False
         await asyncio.sleep(seconds)
     return True
