@@ -77,6 +77,30 @@ async def test_each_of_several_rows_that_the_table_keeps_is_counted(
     assert (loop.stats.failed, loop.stats.dead) == (9, 3)
 
 
+async def test_failures_are_counted_while_the_loop_looks_for_other_rows(place: Place, clock: ManualClock) -> None:
+    """With room for a second row the loop looks on while the first is retried."""
+    app = await place.app(clock=clock)
+    source = place.source(tries=3, dead={"status": 9})
+    watch = app.watch(source, retry=Fixed("1m", tries=9), concurrency=2)
+    looked = asyncio.Event()
+
+    @watch.handler
+    async def publish(row: Row) -> None:
+        await looked.wait()
+        raise ValueError("never")
+
+    loop = await place.loop(app)
+    await place.add(1, START - HOUR)
+    for _ in range(3):
+        looked.clear()
+        await loop._take_due()
+        looked.set()
+        await loop.run_once()
+        clock.advance(60_000)
+    assert (loop.stats.failed, loop.stats.dead) == (3, 1)
+    assert await place.states() == {1: (9, 0)}
+
+
 @pytest.mark.parametrize("empty", ["sqlite"], indirect=True)
 async def test_more_than_a_thousand_rows_that_fail_hold_up_nobody(
     place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture

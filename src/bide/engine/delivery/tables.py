@@ -186,7 +186,7 @@ class TableLoop(WakeLoop):
                 await self._failed(error.rows, error)
                 continue
             if head.due is None or head.due > head.now:
-                self._resting.forget(now)
+                self._resting.forget(now, self._running.values())
                 if head.due is None and all(map(self.watch.is_dead, skip)):
                     self._end_waits(asking)
                 return _earlier(head.due, first)

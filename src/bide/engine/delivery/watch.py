@@ -246,9 +246,13 @@ class RestingRows(Struct, eq=False):
             self._rests.pop(identity, None)
             self._watch.given_up.pop(identity, None)
 
-    def forget(self, now: Millis) -> None:
-        """Forget rows whose rest is over. Called if nothing is due: they were moved, cancelled, or fired elsewhere."""
-        self._rests = {one: rest for one, rest in self._rests.items() if rest.until > now}
+    def forget(self, now: Millis, running: Collection[Any]) -> None:
+        """Forget rows whose rest is over, except those being retried in `running`.
+
+        Called if nothing else is due: they were moved, cancelled, or fired elsewhere.
+        """
+        running = set(running)
+        self._rests = {one: rest for one, rest in self._rests.items() if rest.until > now or one in running}
 
     def check(self, row: DueRow) -> None:
         """Raise SetupError for a row that the query should have left out."""
