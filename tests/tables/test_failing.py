@@ -101,6 +101,23 @@ async def test_failures_are_counted_while_the_loop_looks_for_other_rows(place: P
     assert await place.states() == {1: (9, 0)}
 
 
+@pytest.mark.parametrize("ids", ["title", ["id", "title"]])
+@pytest.mark.parametrize("handled", [False, True])
+async def test_a_row_without_an_id_never_fires_and_holds_up_nobody(
+    place: Place, clock: ManualClock, ids: Any, handled: bool
+) -> None:
+    app = await place.app(clock=clock)
+    watch = app.watch(place.source(id=ids, columns=[]))
+    if handled:
+        watch.handler(lambda row: None)
+    loop = await place.loop(app)
+    for number in (1, 2, 3):
+        await place.add(number, START - HOUR + number)
+    await place.run(f"UPDATE {place.table} SET title = NULL WHERE id = 1")
+    assert await loop.run_once() == (2, None)
+    assert await place.states() == {1: (2, 0), 2: (3, 1), 3: (3, 1)}
+
+
 @pytest.mark.parametrize("empty", ["sqlite"], indirect=True)
 async def test_more_than_a_thousand_rows_that_fail_hold_up_nobody(
     place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture

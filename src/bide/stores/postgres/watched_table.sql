@@ -1,7 +1,7 @@
 -- A watched table. {table}, {id} and {due} are quoted names, {where} and {changes} the program's own SQL.
 -- {now} is the server's time when this statement arrived, {cutoff} the same in the form of the due column. Both are
 -- stable, so that an index can serve a comparison with them, and neither is ever ahead of the clock. {skip} excludes
--- ids.
+-- ids, and rows without one.
 
 -- name: head
 -- {shown} is the due time, limited to the years that the driver can read

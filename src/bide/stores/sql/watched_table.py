@@ -76,6 +76,7 @@ class WatchedTable(ABC):
         """Converts times from and to the form of the due column. None: the table has to be examined (again)."""
         ids = ", ".join(map(self._quoted, source.ids))
         self._id = f"({ids})" if len(source.ids) > 1 else ids
+        self._has_id = "".join(f" AND {self._quoted(column)} IS NOT NULL" for column in source.ids)
         self._names = {
             "table": ".".join(self._quoted(part) for part in source.table.split(".")),
             "id": ids,
@@ -167,7 +168,7 @@ class WatchedTable(ABC):
                 **self._compared(query, now, give),
                 "limit": lambda: give(limit, "bigint"),
                 "found": lambda: self._one_of(ids, give),
-                "skip": lambda: f" AND {self._one_of(skip, give, out=True)}" if skip else "",
+                "skip": lambda: self._has_id + (f" AND {self._one_of(skip, give, out=True)}" if skip else ""),
                 "changes": lambda: ", ".join(
                     f"{self._quoted(column)} = {changed(value)}"
                     for column, value in (self._source.changes if changes is None else changes).items()

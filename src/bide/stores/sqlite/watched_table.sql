@@ -1,7 +1,7 @@
 -- A watched table. {table}, {id} and {due} are quoted names, {where} and {changes} are the program's own SQL,
--- {due_millis} is a row's due time, {come} and {ahead} are true if it has come or not, and {skip} excludes ids before
--- the times are read. `BEGIN IMMEDIATE` keeps other connections from writing between `take` and `change`, so rows need
--- no locks of their own.
+-- {due_millis} is a row's due time, {come} and {ahead} are true if it has come or not, and {skip} excludes ids, and
+-- rows without one, before the times are read. `BEGIN IMMEDIATE` keeps other connections from writing between `take`
+-- and `change`, so rows need no locks of their own.
 
 -- name: head
 -- the first row of the index whose value can be read as a time
