@@ -16,6 +16,7 @@ from tests.waiting import block, elapse, in_virtual_time
 from bide import BadInput, Bide, Dead, Defer, Fixed, Handler, Retry, SetupError, Task
 from bide.core.instants import LAST_INSTANT
 from bide.ports import Clock
+from bide.stores.memory import MemoryStore
 from bide.stores.sqlite import SqliteStore
 from bide.testing import Fired, ManualClock, TimeMachine, VirtualClock, VirtualLoop, run_virtual
 
@@ -265,11 +266,41 @@ async def test_the_app_has_its_own_store_and_clock_back_afterwards(shop: Shop) -
         await shop.app.open()
 
 
+async def test_a_machine_that_is_entered_again_goes_on_and_one_that_is_not_entered_changes_nothing(shop: Shop) -> None:
+    clock = shop.app.clock
+    machine = TimeMachine(shop.app, start="2030-03-31T00:00:00Z")
+    assert shop.app.clock is clock
+    async with machine:
+        await machine.advance("1h")
+    async with machine:
+        assert shop.app.now() == datetime(2030, 3, 31, 1, tzinfo=UTC)
+        await shop.close.schedule(Order(1), key="k", delay="1h")
+        assert [one.key for one in await machine.advance("1h")] == ["k"]
+    assert shop.app.clock is clock
+
+
+@pytest.mark.parametrize("failing", ["open", "declare"])
+async def test_a_machine_that_cannot_begin_gives_the_app_back(shop: Shop, failing: str) -> None:
+    clock, store = shop.app.clock, MemoryStore()
+
+    async def fail(*of: object) -> None:
+        raise OSError("away")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(store if failing == "open" else type(shop.app.recurring), failing, fail)
+        with pytest.raises(OSError, match="away"):
+            await TimeMachine(shop.app, store=store).__aenter__()
+    assert shop.app.clock is clock
+    with pytest.raises(Exception, match="nowhere"):
+        await shop.app.open()
+
+
 async def test_an_app_that_is_open_is_left_alone() -> None:
     app = Bide("memory:")
     async with app:
         with pytest.raises(SetupError, match="open"):
-            TimeMachine(app)
+            async with TimeMachine(app):
+                pass
 
 
 async def test_on_a_file_a_handler_has_its_transaction(tmp_path: Path) -> None:

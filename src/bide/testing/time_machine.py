@@ -54,24 +54,30 @@ class TimeMachine:
 
     `async with TimeMachine(app) as bide_time:`. While it is open, the app uses a memory store, or `store` (for example
     a `SqliteStore` on a temporary file, for handlers that use `task.transaction()`). Its own store is not touched.
+    Entered again, it goes on with the same store and time.
     """
 
     def __init__(self, app: Bide, *, start: When | None = None, store: Store | None = None) -> None:
         self._app = app
         self._clock = ManualClock() if start is None else ManualClock(instant(start, field="start"))
         self._store: Store = MemoryStore() if store is None else store
-        self._before = app.substitute(lambda: self._store, self._clock)
         self._fired: list[Fired] = []
         self._tables: list[TableLoop] | None = None
 
     async def __aenter__(self) -> TimeMachine:
-        await self._app.open()
-        await self._app.recurring.declare(self._app.declared.values())
+        self._before = self._app.substitute(lambda: self._store, self._clock)
+        try:
+            await self._app.open()
+            await self._app.recurring.declare(self._app.declared.values())
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         for table in self._tables or ():
             await table.stop(0)
+        self._tables = None
         await self._app.close()
         self._app.substitute(*self._before)
 
