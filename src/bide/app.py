@@ -13,7 +13,7 @@ import msgspec
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BadPayload, DuplicateHandler, SetupError
 from bide.core.instants import At, Length, Millis, When, duration
-from bide.core.names import check_topic
+from bide.core.names import check_name, check_topic
 from bide.core.outcomes import Outcome
 from bide.core.records import NewTask, Topic
 from bide.core.recurrence.rules import Cron, Every, Rule
@@ -26,7 +26,7 @@ from bide.engine.delivery.watch import Watch
 from bide.engine.delivery.worker import AppWorker, Observer
 from bide.engine.recurring import RecurrenceOptions, RuleEnded, check_options, default_key
 from bide.engine.sync import SyncClient
-from bide.engine.verbs import TaskOptions, refuse_unknown
+from bide.engine.verbs import TaskOptions, refuse_unknown, whole_number
 from bide.ports import Clock, DueRow, Route, Sink, Store, SystemClock, Table
 from bide.settings import Settings
 from bide.sinks.handlers import PythonHandler
@@ -147,9 +147,10 @@ class Bide(Client):
             make_store = _always(store)
         else:
             raise BadInput("store", store, "a store URL or a Store")
+        who = actor or self.settings.actor
         super().__init__(
-            make_store, config=engine_config(self.settings), clock=clock, actor=actor or self.settings.actor,
-            check_payload=self._check,
+            make_store, config=engine_config(self.settings), clock=clock,
+            actor=None if who is None else check_name("actor", who), check_payload=self._check,
         )  # fmt: skip
         self.routes: dict[Topic, Route] = {}
         self._sinks: dict[Topic, PythonHandler] = {}
@@ -268,8 +269,8 @@ class Bide(Client):
             raise DuplicateHandler(f"topic {topic!r} has a handler already; give this one another topic")
         retries, limit, losses = policy(how.get("retry")), _limit_of(how.get("timeout")), how.get("losses")
         for field, count in (("concurrency", concurrency), ("losses", losses)):
-            if count is not None and not 1 <= count <= 1_000_000:
-                raise BadInput(field, count, "a whole number from 1 to 1,000,000")
+            if count is not None:
+                whole_number(field, count, 1, 1_000_000)
 
         def declare(sink: Sink, slots: int) -> None:
             self.routes[topic] = Route(
@@ -301,8 +302,7 @@ class Bide(Client):
         """
         if not isinstance(source, TableSource):
             raise BadInput("source", source, "a TableSource")
-        if not 1 <= concurrency <= _MOST_CONNECTIONS:
-            raise BadInput("concurrency", concurrency, f"a whole number from 1 to {_MOST_CONNECTIONS}")
+        whole_number("concurrency", concurrency, 1, _MOST_CONNECTIONS)
         limit = _limit_of(timeout)
         if topic is not None and source.database is not None:
             raise BadInput("topic", topic, "none for a table of another database: one transaction cannot cover both")
@@ -370,8 +370,10 @@ class Bide(Client):
 
         With `topics` it works only on those; otherwise on all topics and the watched tables. `observe(record,
         settlement)` is called for each outcome that the store has accepted. `name` is the holder of the leases; the
-        default is made of host, process and a random part. Raises BadInput for a topic without a handler.
+        default is made of host, process and a random part. Raises BadInput, also for a topic without a handler.
         """
+        if name is not None:
+            check_name("name", name)
         for topic in topics or ():
             if topic not in self.routes:
                 known = ", ".join(sorted(self.routes)) or "none"

@@ -29,6 +29,7 @@ from bide import (
     SetupError,
     StoreError,
     StoreUnavailable,
+    TableSource,
     Task,
 )
 from bide.core.records import Filter, Found, Page, State
@@ -220,6 +221,53 @@ async def test_a_group_verb_that_fails_half_way_says_what_it_did(lost: str) -> N
         *done, error = caught.value.answers
         assert [answer.result for answer in done if isinstance(answer, Answer)] == ["moved"] * 500
         assert isinstance(error, StoreUnavailable)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, "5", 2**63])
+async def test_a_number_that_is_none_is_refused_before_anything_is_sent(wrong: Any) -> None:
+    store = FaultyStore(MemoryStore())
+    app = Bide(store)
+    refused = pytest.raises(BadInput, match=r"^\w+: .+ is not accepted; give a whole number from \d to [\d,]+$")
+    async with app:
+        await app.schedule("t", 1, key="k", delay="1h")
+        before = store.calls.copy()
+        for verb in (
+            lambda: app.schedule("t", 1, key="k", delay="1h", if_token=wrong),
+            lambda: app.reschedule("t", "k", delay="1h", if_token=wrong),
+            lambda: app.fire_now("t", "k", if_token=wrong),
+            lambda: app.cancel("t", "k", if_token=wrong),
+            lambda: app.redrive("t", "k", if_token=wrong),
+            lambda: app.events(limit=wrong),
+            lambda: anext(app.find(page=wrong)),
+        ):
+            with refused:
+                await verb()
+        with refused:
+            list(app.sync.find(page=wrong))
+        assert store.calls == before
+    for option in ({"concurrency": wrong}, {"losses": wrong}, {"concurrency": 0}):
+        with refused:
+            app.handler("w", **option)
+    with refused:
+        app.watch(TableSource(table="t", due="due", where="status = 2", changes={"status": 3}), concurrency=wrong)
+
+
+@pytest.mark.parametrize("wrong", [5, "a\ud800", "a\0b", "x" * 201])
+def test_the_name_of_a_worker_and_of_an_actor_is_text_that_every_store_keeps(wrong: Any) -> None:
+    with pytest.raises(BadInput, match=r"^actor: .* give 1 to 200 bytes of text"):
+        Bide("memory:", actor=wrong)
+    with pytest.raises(BadInput, match=r"^name: .* give 1 to 200 bytes of text"):
+        Bide("memory:").worker(name=wrong)
+
+
+async def test_the_events_of_one_task_are_asked_for_by_topic_and_key() -> None:
+    async with Bide("memory:", actor="ann") as app:
+        await app.schedule("a", key="1", delay="1h")
+        await app.schedule("b", key="1", delay="1h")
+        assert [event.topic for event in await app.events("a", "1")] == ["a"]
+        for ref, field in ((("a",), "key"), ((None, "1"), "topic"), (("a", ""), "key"), (("a", "\ud800"), "key")):
+            with pytest.raises(BadInput, match=f"^{field}: "):
+                await app.events(*ref)
 
 
 async def test_changes_by_a_person_are_noted_by_the_verb_that_was_called_with_who_and_from_when_to_when() -> None:

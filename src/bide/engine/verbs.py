@@ -73,6 +73,9 @@ _PAGE = 500
 _FIRST_PAGE = 50
 """The most tasks of the first page, when the size of their payloads is unknown."""
 _TRIES = 5
+_LARGEST: int = 2**31 - 1
+"""The largest page, and the largest number of events, that a caller may ask for."""
+_LAST_TOKEN: Token = 2**63 - 1
 
 
 class Pages(Struct):
@@ -83,6 +86,9 @@ class Pages(Struct):
     _limit: int = _FIRST_PAGE
     _cursor: str | None = None
     over: bool = False
+
+    def __post_init__(self) -> None:
+        whole_number("page", self._most, 1, _LARGEST)
 
     async def read(self, client: ClientVerbs, most: int | None = None) -> list[Record]:
         """The next tasks, at most `most`; may be empty. A page that fails can be read again. Raises StoreError."""
@@ -173,7 +179,7 @@ class ClientVerbs:
             else b"",
             deadline_of(deadline, due, self.clock, zone) if deadline is not None else None,
             one_of(CONFLICTS, on_conflict, "on_conflict"),
-            if_token,
+            None if if_token is None else check_token(if_token),
         )
 
     async def schedule(
@@ -456,11 +462,10 @@ class ClientVerbs:
 
         Empty for a store that keeps no events. Raises BadInput, StoreError.
         """
-        if topic is not None:
-            check_topic(topic)
+        ref = None if topic is None and key is None else Ref(check_topic(topic), check_name("key", key))
+        whole_number("limit", limit, 0, _LARGEST)
         log = self._session.store.features.events
         await self._session.recorder.flush()
-        ref = Ref(topic, key) if topic is not None and key is not None else None
         return [] if log is None else await log.events(ref, limit=limit)
 
     async def _over_group(self, group: str, topic: str | None, make: Callable[[Record], Change]) -> list[Answer]:
@@ -534,6 +539,18 @@ def refuse_unknown(options: Iterable[str], known: Sequence[str], of: str) -> Non
         raise BadInput(of.rpartition(" ")[2], name, f"{of}; the closest name is {closest[0]}")
 
 
+def whole_number(field: str, value: object, least: int, most: int) -> int:
+    """Return `value` if it is a whole number within these bounds. Raises BadInput."""
+    if type(value) is not int or not least <= value <= most:
+        raise BadInput(field, value, f"a whole number from {least:,} to {most:,}")
+    return value
+
+
+def check_token(if_token: object) -> Token | None:
+    """Return `if_token` if it can be a condition: a task's token, or None for no condition. Raises BadInput."""
+    return None if if_token is None else whole_number("if_token", if_token, 0, _LAST_TOKEN)
+
+
 def one_of(choices: Mapping[str, Chosen], choice: str, field: str) -> Chosen:
     """The choice that a word names. Raises BadInput."""
     found = choices.get(choice)
@@ -596,17 +613,19 @@ def new_move(
 ) -> Move:  # fmt: skip
     """Make a waiting task due at another time."""
     due = one_due(at, delay, grain=clock.grain, now=clock.now, zone=zone)
-    return Move(check_topic(topic), check_name("key", key), due, if_token, deadline_of(deadline, due, clock, zone))
+    not_after = deadline_of(deadline, due, clock, zone)
+    return Move(check_topic(topic), check_name("key", key), due, check_token(if_token), not_after)
 
 
 def new_fire(topic: str, key: str, *, if_token: Token | None) -> Move:
     """Make a waiting task due now."""
-    return Move(check_topic(topic), check_name("key", key), In(0), if_token, verb="fire_now")
+    return Move(check_topic(topic), check_name("key", key), In(0), check_token(if_token), verb="fire_now")
 
 
 def new_cancel(topic: str, key: str, *, if_token: Token | None, config: EngineConfig, clock: Clock) -> Cancel:
     """Cancel a live task, and keep it as long as the retention of its topic says."""
-    topic, key = check_topic(topic), check_name("key", key)  # before the retention, which may count the task
+    # all checks before the retention, which may count the task
+    topic, key, if_token = check_topic(topic), check_name("key", key), check_token(if_token)
     keep_until = config.retentions.of(topic).keep_until(State.CANCELLED, clock.now())
     return Cancel(topic, key, keep_until, if_token)
 
@@ -627,4 +646,4 @@ def shifted(at: Millis, by: Millis) -> Millis:
 def new_redrive(topic: str, key: str, *, delay: Length, if_token: Token | None, clock: Clock) -> Redrive:
     """Send a dead task again, as a new life."""
     due = with_grain(In(duration(delay, field="delay")), clock.grain)
-    return Redrive(check_topic(topic), check_name("key", key), new_id(), due, if_token)
+    return Redrive(check_topic(topic), check_name("key", key), new_id(), due, check_token(if_token))
