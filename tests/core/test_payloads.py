@@ -28,6 +28,18 @@ class Ride(pydantic.BaseModel):
     number: int
 
 
+class Parcel(pydantic.BaseModel):
+    number: int = pydantic.Field(alias="parcelNumber")
+
+
+class Toll(pydantic.BaseModel, extra="forbid"):
+    number: int
+
+    @pydantic.computed_field
+    def twice(self) -> int:
+        return 2 * self.number
+
+
 class Coupon(TypedDict):
     number: int
 
@@ -56,7 +68,8 @@ def test_bytes_pass_through_untouched(value: bytes) -> None:
 @pytest.mark.parametrize(
     ("declared", "value"),
     [
-        (Order, Order(42)), (Meal, Meal(42)), (Ride, Ride(number=42)), (Coupon, {"number": 42}),
+        (Order, Order(42)), (Meal, Meal(42)), (Ride, Ride(number=42)),
+        (Parcel, Parcel(parcelNumber=42)), (Toll, Toll(number=42)), (Coupon, {"number": 42}),
         (list[Order], [Order(1), Order(2)]), (Order | None, None), (dict[str, int], {"a": 1}), (int, 42), (str, "42"),
         (None, None),
     ],

@@ -46,7 +46,9 @@ def _encode(value: object) -> bytes:
     if isinstance(value, _BYTES):
         return bytes(value)
     try:
-        return value.model_dump_json().encode() if hasattr(value, "model_dump_json") else _json.encode(value)
+        if hasattr(value, "model_dump_json"):  # in the form that `model_validate_json` reads
+            return str.encode(value.model_dump_json(by_alias=True, round_trip=True))
+        return _json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadPayload("payload", value, f"bytes, or what JSON can hold ({error})") from None
 
