@@ -382,7 +382,10 @@ def test_a_full_output_is_said(line: CommandLine) -> None:
     done = run("bide schedule t --key a --delay 1h > /dev/full")
     assert done.returncode == Exit.DONE
     assert "the output cannot be written and is dropped: [Errno 28]" in done.stderr
-    assert run("bide ls > /dev/full").returncode == Exit.DEFECT
+    for command in ("ls", "ls --json", "show t a", "tally", "ls --help"):
+        done = run(f"bide {command} > /dev/full")
+        assert done.returncode == Exit.DONE, command
+        assert done.stderr.count("[Errno 28]") == done.stderr.count("\n") == 1, command
 
 
 @pytest.mark.parametrize(
