@@ -19,6 +19,7 @@ from bide import Bide, Event, EventKind, Task
 from bide.cli import main
 from bide.cli.exits import Exit, exit_of
 from bide.core import errors
+from bide.stores.http.calls import NotAllowed
 from bide_proofs.servers.process import ServerMissing
 from bide_proofs.servers.server import ServerClock
 
@@ -122,6 +123,7 @@ def test_help_has_the_table(line: CommandLine) -> None:
         (errors.BadPayload("payload", 1, "two"), Exit.BAD_INPUT),
         (errors.DuplicateHandler("twice"), Exit.SETUP),
         (errors.MissingExtra("redis", "redis:"), Exit.SETUP),
+        (NotAllowed("no verb"), Exit.SETUP),
         (errors.StoreUnavailable("locked"), Exit.UNAVAILABLE),
         (errors.StoreFull("full"), Exit.UNAVAILABLE),
         (errors.StoreCorrupt("damaged"), Exit.DAMAGED),

@@ -336,6 +336,23 @@ def test_what_dies_is_logged(line: CommandLine, begin: Begin, ground: Ground) ->
     stop(process)
 
 
+def test_no_error_of_a_handler_forges_a_line_or_moves_a_terminal(
+    line: CommandLine, begin: Begin, ground: Ground, write: Write
+) -> None:
+    raises = "raise ValueError('\\x1b[2Jred\\r\\nforged')"
+    write("shop.py", SHOP.replace('raise Dead("as it was told")', raises))
+    ground.go()
+    ground.schedule(1, '{"dies": true}')
+    process = begin("work", "shop:app")
+    ground.said("work/0 is dead")
+    stop(process)
+    said = (line.directory / "said.txt").read_bytes()
+    assert b"\\x1b[2Jred" in said
+    assert b"Traceback" in said
+    assert not {0x1B, 0x0D} & set(said)
+    assert not [one for one in said.split(b"\n") if one.startswith(b"forged")]
+
+
 def test_work_says_when_it_holds_back(line: CommandLine, begin: Begin, ground: Ground) -> None:
     line.run("pause", "other")
     line.run("schedule", "other", "--delay", "0s")

@@ -365,6 +365,9 @@ def test_a_reader_that_is_gone_ends_no_command_that_changes(line: CommandLine, m
     assert line.one("tally")["counts"][0]["number"] == 2_500
     assert run("bide move t nobody --delay 1h --json | true").returncode == Exit.NOT_DONE
     assert run("bide ls --all --json | head -n 1").returncode == Exit.DONE
+    for command in ("ls --all", "show t 0", "tally", "events"):
+        done = run(f"bide {command} | true")
+        assert (done.returncode, done.stderr) == (Exit.DONE, ""), command
     assert run("bide ls --help | true").returncode == Exit.DONE
 
 
@@ -379,7 +382,10 @@ def test_a_full_output_is_said(line: CommandLine) -> None:
     done = run("bide schedule t --key a --delay 1h > /dev/full")
     assert done.returncode == Exit.DONE
     assert "the output cannot be written and is dropped: [Errno 28]" in done.stderr
-    assert run("bide ls > /dev/full").returncode == Exit.DEFECT
+    for command in ("ls", "ls --json", "show t a", "tally", "ls --help"):
+        done = run(f"bide {command} > /dev/full")
+        assert done.returncode == Exit.DONE, command
+        assert done.stderr.count("[Errno 28]") == done.stderr.count("\n") == 1, command
 
 
 @pytest.mark.parametrize(

@@ -354,7 +354,7 @@ def test_the_example_of_a_configuration_is_one_that_is_read(deploy: Path, tmp_pa
     [(topic, one)] = config.topics.items()
     assert topic == "order.close"
     assert one.webhook is not None
-    assert one.policy(topic) is not None
+    assert one.policy() is not None
     assert config.webhooks.allow
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -18,10 +20,12 @@ from tests.service.instance import served
 from tests.waiting import not_before, until
 from yarl import URL
 
+from bide import Bide
+from bide.core.errors import BadInput
 from bide.core.instants import instant
 from bide.engine.settings_store import SettingsStore
 from bide.service.access import EventQuota
-from bide.service.serving import ServeConfig, TopicConfig
+from bide.service.serving import ServeConfig, ServiceInstance, TopicConfig, read_config
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 
@@ -352,6 +356,26 @@ def test_the_policy_of_the_topic_is_the_files(topic: str) -> None:
         [task] = api.lease(topic)
         assert api.settle(task, "done")
         assert api.get(topic, "43") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("[topics.fine]\n[topics.t]\nlosses = -1", "topics.t.losses"),
+        ("[topics.t]\nlosses = 0", "topics.t.losses"),
+        ("[topics.t]\nconcurrency = 0", "topics.t.concurrency"),
+        ('[topics.t]\nkeep_done = "soon"', "topics.t.keep_done"),
+        ('[topics.t]\nsecrets_file = "nowhere"', "topics.t.secrets_file"),
+        ('[topics.t]\nretry = "often"', "topics.t.retry"),
+        ("[webhooks]\nper_host = 0", "webhooks.per_host"),
+        ('[webhooks]\nallow = ["nonsense/33"]', "allow[0]"),
+    ],
+)
+def test_a_wrong_setting_of_the_file_is_named_with_its_topic(text: str, field: str, tmp_path: Path) -> None:
+    path = tmp_path / "bide.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(BadInput, match=re.escape(field)):
+        ServiceInstance(Bide("memory:"), read_config(str(path)), host="127.0.0.1")
 
 
 WRONG: dict[tuple[str, str], list[Any]] = {

@@ -47,7 +47,7 @@ class Exit(IntEnum):
     BAD_INPUT = 2, "wrong usage or bad input; nothing was done"
     UNAVAILABLE = 3, "the store is locked, away or full; nothing was done, and trying again is safe"
     DAMAGED = 4, "the store is damaged, is not a bide store, or is of another version"
-    SETUP = 5, "the setup is wrong: a missing package, an app that cannot be loaded"
+    SETUP = 5, "the setup is wrong: a missing package, an app that cannot be loaded, a token that does not allow it"
     UNKNOWN = 6, "the answer was lost: the call was done once or not at all; check before you try again"
     PARTLY = 7, "part of it is done, or may be, and the message says which; the rest is not"
     DEFECT = 70, "a defect in bide or in the loaded app; --debug shows where"
@@ -65,8 +65,8 @@ _EXITS: Mapping[type[BideError], Exit] = {
     PartlyDone: Exit.PARTLY,
     PartlyFailed: Exit.PARTLY,
     OutcomeUnknown: Exit.UNKNOWN,
+    SetupError: Exit.SETUP,  # before StoreError: a token that is refused is both
     StoreError: Exit.UNAVAILABLE,
-    SetupError: Exit.SETUP,
     LeaseLost: Exit.NOT_DONE,
 }
 """By the kind of error, special cases first."""

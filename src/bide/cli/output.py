@@ -163,17 +163,17 @@ class Output(io.FileIO):
     """Standard output or error. If it cannot be written, output is dropped, so that a command still does its work."""
 
     ends = False
-    """True if an error is raised instead: the command does nothing but write."""
+    """True if BrokenPipeError is raised as well: the command does nothing but write."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if self.ends:
-                raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if self.fileno() == 1 and error.errno != errno.EPIPE:
                 print(f"bide: the output cannot be written and is dropped: {error}", file=sys.stderr)
+            if self.ends:
+                raise BrokenPipeError(errno.EPIPE, "nobody reads the output") from error
             return super().write(data)
 
 

@@ -27,9 +27,15 @@ STYLES = {
 _KINDS = {EventKind.RETRY: "yellow", EventKind.DEAD: "bold red", EventKind.LOSS: "red", EventKind.CHANGE: "cyan"}
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Raise the error that is being handled, in place of rich's exit with 1: a command ends as with --json."""
+        raise
+
+
 def console() -> Console:
     """A console that never cuts off lines in a file or a pipe."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
+    return _Console(highlight=False) if sys.stdout.isatty() else _Console(highlight=False, width=200)
 
 
 def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:

@@ -26,7 +26,7 @@ from bide.cli.exits import SETTLING, SIGNALS, Exit, Shutdown, on_signals, run_lo
 from bide.core.errors import BadInput, BideError, SetupError
 from bide.core.instants import duration_text
 from bide.core.records import OutcomeKind, Record, Settlement
-from bide.service.logs import LEVELS
+from bide.service.logs import LEVELS, ProcessLines
 
 _log = logging.getLogger("bide.work")
 _supervisor_log = logging.getLogger("bide.supervisor")
@@ -63,10 +63,10 @@ def work(
     """
     if context.store is not None:
         os.environ["BIDE_STORE"] = context.store
-    logging.basicConfig(  # which does nothing where the app's module has set up logging
-        stream=sys.stderr, level="ERROR" if quiet else log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s [%(process)d] %(message)s",
-    )  # fmt: skip
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(ProcessLines())
+    level = "ERROR" if quiet else log_level.upper()
+    logging.basicConfig(handlers=[handler], level=level)  # does nothing where the app's module has set up logging
     if processes > 1:
         return Supervisor(sys.argv, processes, os.environ).run()
     shutdown = Shutdown(only_drains=supervised is not None)

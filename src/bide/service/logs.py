@@ -66,15 +66,26 @@ class JsonLines(logging.Formatter):
 class Lines(logging.Formatter):
     """`time LEVEL logger message name=value ...`, and a traceback on indented lines of its own."""
 
-    def format(self, record: logging.LogRecord) -> str:
+    def _head(self, record: logging.LogRecord) -> str:
         words = [_time(record), f"{record.levelname:<7}", record.name, printable(_cut(_message(record)))]
         words += [f"{printable(name)}={_shown(value)}" for name, value in _extra(record)]
         words += [f"{name}={value}" for name, value in _trace().items()]
-        lines = [" ".join(words)]
+        return " ".join(words)
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = [self._head(record)]
         exception = _exception(self, record)
         if exception:
             lines += ["    " + printable(line) for line in _cut(exception).split("\n")]
         return "\n".join(lines)
+
+
+class ProcessLines(Lines):
+    """The same for a process of several: `time LEVEL logger [pid] message`, in local time."""
+
+    def _head(self, record: logging.LogRecord) -> str:
+        where = f"{self.formatTime(record)} {record.levelname} {record.name} [{record.process}]"
+        return f"{where} {printable(_cut(_message(record)))}"
 
 
 def _time(record: logging.LogRecord) -> str:

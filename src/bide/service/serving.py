@@ -81,6 +81,9 @@ MOST_CONNECTIONS = 4_096
 CONSOLE_PAGES = (OverviewPage, TimelinePage, TasksPage, RecurringPage, ActionsPage, DeadPage, TopicsPage)
 
 
+_Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
 class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     """The settings of one topic."""
 
@@ -92,30 +95,30 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     connect_timeout: str = "5s"
     timeout: str = "30s"
     retry: str | list[str] | Terms | None = None
-    concurrency: int | None = None
-    losses: int | None = None
+    concurrency: _Count | None = None
+    losses: _Count | None = None
     keep_done: str | None = None
     keep_cancelled: str | None = None
     keep_dead: str | None = None
 
-    def policy(self, where: str) -> RetryPolicy:
+    def policy(self) -> RetryPolicy:
         """The retry policy. Raises BadInput."""
         try:
             return policy(retries(self.retry))
         except BadInput as error:
-            raise BadInput(f"{where}.retry", error.value, error.accepted) from None
+            raise BadInput("retry", error.value, error.accepted) from None
 
-    def secrets(self, where: str) -> list[str]:
+    def secrets(self) -> list[str]:
         """Read the secrets that sign the webhooks. Raises BadInput."""
         if self.secrets_file is None:
             return []
         try:
             lines = Path(self.secrets_file).read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
-            raise BadInput(f"{where}.secrets_file", self.secrets_file, f"a readable file ({error})") from None
+            raise BadInput("secrets_file", self.secrets_file, f"a readable file ({error})") from None
         found = [line.strip() for line in lines if line.strip()]
         if not found:
-            raise BadInput(f"{where}.secrets_file", self.secrets_file, "a file with a whsec_... a line")
+            raise BadInput("secrets_file", self.secrets_file, "a file with a whsec_... a line")
         return found
 
 
@@ -123,7 +126,7 @@ class WebhooksConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     """The settings of all webhooks."""
 
     allow: list[str] = field(default_factory=list)
-    per_host: int = 20
+    per_host: _Count = 20
     plain_http: bool = False
     """Allow webhooks to public addresses without TLS."""
 
@@ -151,12 +154,25 @@ def read_config(path: str) -> ServeConfig:
     try:
         config = msgspec.convert(data, ServeConfig)
     except msgspec.ValidationError as error:
-        raise BadInput("--config", path, f"the fields of docs/http.md ({error})") from None
+        why = str(error)
+        if "$.topics[...]" in why:
+            why = why.replace("$.topics[...]", f"$.topics.{_first_misfit(data['topics'])}")
+        raise BadInput("--config", path, f"the fields of docs/http.md ({why})") from None
     for topic, one in config.topics.items():
         check_topic(topic, f"{path}: topics")
         if one.sink is not None and one.webhook is not None:
             raise BadInput(f"{path}: topics.{topic}", "a webhook and a sink", "one of the two")
     return config
+
+
+def _first_misfit(topics: dict[str, object]) -> str:
+    """The first topic whose settings have a wrong field: msgspec does not name it."""
+    for topic, one in topics.items():
+        try:
+            msgspec.convert(one, TopicConfig)
+        except msgspec.ValidationError:
+            return topic
+    return "..."
 
 
 class ServiceInstance:
@@ -183,35 +199,40 @@ class ServiceInstance:
         self._policies: dict[Topic, Policy] = {}
         self._default = Policy(policy(None), app.settings.losses)
         self._sinks: list[AbstractAsyncContextManager[object]] = []
-        post = None
-        if any(one.webhook is not None for one in config.topics.values()):
-            post = webhook_post(
+        self._post = None
+        if config.webhooks.allow or any(one.webhook is not None for one in config.topics.values()):
+            self._post = webhook_post(
                 allow=config.webhooks.allow, per_host=config.webhooks.per_host,
                 plain_http=config.webhooks.plain_http, observe=self.metrics.webhook,
             )  # fmt: skip
-            self._sinks.append(post)
+            self._sinks.append(self._post)
         for topic, one in config.topics.items():
-            self.metrics.reserve(topic)
-            where = f"topics.{topic}"
-            retry = one.policy(where)
-            self._policies[topic] = Policy(retry, one.losses or app.settings.losses)
-            if one.webhook is not None and post is not None:
-                per_task = one.webhook == PER_TASK
-                sink = post.sink(
-                    None if per_task else one.webhook, per_task=per_task, secrets=one.secrets(where),
-                    connect=one.connect_timeout, total=one.timeout, headers=one.headers,
-                )  # fmt: skip
-                slots = one.concurrency or 5 * sink.concurrency
-                app.route(topic, sink, concurrency=slots, retry=retry, losses=one.losses)
-            elif one.sink is not None:
-                other = sink_at(one.sink, f"{where}.sink")
-                if isinstance(other, AbstractAsyncContextManager):
-                    self._sinks.append(other)
-                app.route(
-                    topic, other, concurrency=one.concurrency, retry=retry, losses=one.losses, timeout=one.timeout
-                )
-            app.retain(topic, done=one.keep_done, cancelled=one.keep_cancelled, dead=one.keep_dead)
+            try:
+                self._add(topic, one)
+            except BadInput as error:
+                raise BadInput(f"topics.{topic}.{error.field}", error.value, error.accepted) from None
         app.config = replace(app.config, retentions=app.config.retentions.at_most(config.keep_most))
+
+    def _add(self, topic: Topic, one: TopicConfig) -> None:
+        """Declare a topic with its settings. Raises BadInput that names the setting."""
+        app = self.app
+        self.metrics.reserve(topic)
+        retry, secrets = one.policy(), one.secrets()
+        self._policies[topic] = Policy(retry, app.settings.losses if one.losses is None else one.losses)
+        if one.webhook is not None and self._post is not None:
+            per_task = one.webhook == PER_TASK
+            sink = self._post.sink(
+                None if per_task else one.webhook, per_task=per_task, secrets=secrets,
+                connect=one.connect_timeout, total=one.timeout, headers=one.headers,
+            )  # fmt: skip
+            slots = 5 * sink.concurrency if one.concurrency is None else one.concurrency
+            app.route(topic, sink, concurrency=slots, retry=retry, losses=one.losses)
+        elif one.sink is not None:
+            other = sink_at(one.sink, "sink")
+            if isinstance(other, AbstractAsyncContextManager):
+                self._sinks.append(other)
+            app.route(topic, other, concurrency=one.concurrency, retry=retry, losses=one.losses, timeout=one.timeout)
+        app.retain(topic, done=one.keep_done, cancelled=one.keep_cancelled, dead=one.keep_dead)
 
     def policy_of(self, topic: Topic) -> Policy:
         """The policy that decides on retries of the tasks of `topic`."""
