@@ -27,7 +27,7 @@ from bide.core.errors import BideError, OutcomeUnknown, PartlyFailed, StoreError
 from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC
-from bide.core.records import Change, Record, Ref, Result, State, Token
+from bide.core.records import Change, Record, Ref, Result, State, Token, Topic
 from bide.engine.client import Client
 from bide.engine.session import current_caller, verb_of
 from bide.engine.settings_store import SettingsStore
@@ -107,6 +107,8 @@ class Progress(Struct, kw_only=True):
     """The request, with only the first of its chosen tasks."""
     chosen: int
     """The number of chosen tasks; 0: all that match."""
+    topics: tuple[Topic, ...] = ()
+    """The topics of all chosen tasks."""
     who: str
     instance: str
     asked_at: Millis
@@ -402,6 +404,7 @@ class BulkRunner:
         progress = Progress(
             id=id, bulk=msgspec.structs.replace(bulk, chosen=bulk.chosen[:1]), chosen=len(bulk.chosen), who=who,
             instance=self._instance, asked_at=now, alive_at=now, identity=identity,
+            topics=tuple({one.ref.topic for one in bulk.chosen}),
         )  # fmt: skip
         run = BulkRun(BulkScope(self._client, bulk, may, now), progress, still)
         self._runs[id] = run  # set before the store call, so that a second call finds it

@@ -389,6 +389,35 @@ def test_rights_hold_for_each_task(tmp_path: Path, visit: Visit) -> None:
         assert where not in page.hrefs
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_change_of_several_topics_is_seen_and_stopped_by_who_may_on_each(
+    tmp_path: Path, visit: Visit, backwards: bool
+) -> None:
+    with running(f"sqlite:///{tmp_path}/tasks.db") as one:
+        refs = []
+        for topic in ("mine", "theirs"):
+            fill(one, topic, 50)
+            refs += [seen(one, topic, f"k{n:03}") for n in range(50)]
+        _, token = one.run(make(one.app, "ann", frozenset({Verb.READ, Verb.SHIFT})))
+        _, of_one = one.run(make(one.app, "bo", frozenset({Verb.READ, Verb.SHIFT}), ("mine",)))
+        _, of_both = one.run(make(one.app, "cy", frozenset({Verb.READ, Verb.SHIFT}), ("mine", "theirs")))
+        browser = visit(one)
+        browser.log_in(token)
+        browser.send([("verb", "shift"), ("by", "1h"), *(refs[::-1] if backwards else refs)])
+        browser.press("Shift: 100 tasks", pace="1")
+        where = browser.where
+        other = visit(one)
+        assert where not in other.log_in(of_one, "/changes").hrefs
+        other.open(where)
+        assert other.status == 403
+        other.send([], f"{where}/stop")
+        assert other.status == 403
+        other = visit(one)
+        assert where in other.log_in(of_both, "/changes").hrefs
+        other.send([], f"{where}/stop")
+        assert "Stopped by cy" in over(other).words
+
+
 # --- what is shown
 
 
