@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from bide.core.answers import Answer
 from bide.core.errors import BideError, OutcomeUnknown, PartlyFailed, StoreError, StoreFull, StoreUnavailable
 from bide.core.events import EventKind
-from bide.core.instants import Millis
+from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import SHOWN_TOPIC
 from bide.core.records import Change, Record, Ref, Result, State, Token, Topic
 from bide.engine.client import Client
@@ -391,12 +391,13 @@ class BulkRunner:
         self._closing = False
 
     async def start(
-        self, id: str, bulk: BulkRequest, may: May, *, who: str, identity: str = "", still: CheckAllowed = _always
-    ) -> bool:
+        self, id: str, bulk: BulkRequest, may: May, *, who: str, identity: str = "", still: CheckAllowed = _always,
+        asked_at: Millis = LAST_INSTANT,
+    ) -> bool:  # fmt: skip
         """Start a run in the background, in the context of its caller; it ends if `still` raises.
 
         False if a run with this `id` was already started, here or in another instance, so that a resent form does not
-        start a second run.
+        start a second run. `asked_at`: when the caller saw what the request covers, if that was before now.
         """
         if id in self._runs:
             return False
@@ -406,7 +407,7 @@ class BulkRunner:
             instance=self._instance, asked_at=now, alive_at=now, identity=identity,
             topics=tuple({one.ref.topic for one in bulk.chosen}),
         )  # fmt: skip
-        run = BulkRun(BulkScope(self._client, bulk, may, now), progress, still)
+        run = BulkRun(BulkScope(self._client, bulk, may, min(asked_at, now), now), progress, still)
         self._runs[id] = run  # set before the store call, so that a second call finds it
         begun = False
         try:

@@ -249,6 +249,20 @@ def test_times_are_fixed_by_the_preview(one: Running, browser: Browser, topic: s
     assert "2 moved" in over(browser).words
 
 
+def test_a_confirmed_change_covers_what_the_preview_did(one: Running, browser: Browser, topic: str) -> None:
+    began = one.app.clock.now()
+    fill(one, topic, 2)
+    browser.send([("verb", "cancel"), ("scope", "matching"), ("topic", topic)])
+    preview = browser.page
+    asked = int(dict(preview.form("Cancel: 2 tasks").fields)["asked"])
+    assert began <= asked <= one.app.clock.now()
+    browser.press("Cancel: 2 tasks", asked=str(began - HOUR))
+    assert "2 cancelled" not in over(browser).words, "they came after the preview"
+    browser.page = preview
+    browser.press("Cancel: 2 tasks", id="", asked=str(asked + HOUR))
+    assert "2 cancelled" in over(browser).words
+
+
 def _seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
@@ -268,6 +282,7 @@ def _seconds(text: str) -> float:
         ([("verb", "cancel"), ("scope", "matching"), ("state", "dead")], "state"),
         ([("verb", "cancel"), ("scope", "matching"), ("topic", "bide:settings")], "topic"),
         ([("verb", "cancel"), ("scope", "matching"), ("confirm", "yes"), ("id", "../x")], "id"),
+        ([("verb", "cancel"), ("scope", "matching"), ("confirm", "yes"), ("asked", "soon")], "asked"),
         ([("verb", "shift"), ("by", "1h"), ("scope", "matching"), ("since", "-4")], "since"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from bide.core.errors import BadInput
-from bide.core.instants import duration
+from bide.core.instants import LAST_INSTANT, duration
 from bide.core.names import check_name, check_topic, new_id
 from bide.core.records import Ref, Result, State
 from bide.insight.bulk import MOST_PACE, BulkRequest, BulkVerb, May, Version, change_one, preview, wake_after
@@ -184,6 +184,7 @@ class ActionsPage(Page):
         await self._bulks.start(
             id, bulk, may_of(request, bulk.verb), who=caller.name, identity=caller.id,
             still=lambda: access.caller_by_id(caller.id),
+            asked_at=request.number_field("asked", LAST_INSTANT, least=1, most=LAST_INSTANT),
         )  # fmt: skip
         return request.redirect(f"/changes/{id}")
 
@@ -216,16 +217,16 @@ class ActionsPage(Page):
         )  # fmt: skip
 
     async def _preview(self, request: PageRequest, bulk: BulkRequest) -> Reply:
-        seen = await preview(request.client, bulk, may_of(request, bulk.verb))
         now, paused = request.locale.now, await request.client.paused()
+        seen = await preview(request.client, bulk, may_of(request, bulk.verb))
         pace = bulk.pace
         if pace is None and bulk.verb is BulkVerb.REDRIVE and seen.meant.number > _STEADY:
             pace = _STEADY
         return request.render(
             "change_preview.html", bulk=bulk, verb=ACTIONS[bulk.verb].name, seen=seen, scope=_scope(bulk),
             sample=[(record, wake_after(bulk, record, now)) for record in seen.sample], pace=pace,
-            paused=sorted(seen.topics & paused.keys()), fields=list(fields_of(request, bulk)), id=read_id(""),
-            back=local_path(request.field("back"), ""),
+            paused=sorted(seen.topics & paused.keys()), id=read_id(""),
+            fields=[*fields_of(request, bulk), ("asked", str(now))], back=local_path(request.field("back"), ""),
         )  # fmt: skip
 
     # --- follow changes
