@@ -319,6 +319,25 @@ async def test_it_keeps_to_its_pace(world: World) -> None:
 
 
 @virtual
+async def test_what_comes_between_the_preview_and_the_confirmation_is_not_meant(world: World) -> None:
+    async with world.app() as app, runner(app) as bulks:
+        await fill(app, "t", 3)
+        await fill(app, "u", 3)
+        await app.schedule("u", None, key="due by then", delay="1m")
+        seen_at = app.clock.now()
+        await world.pause(120)
+        counts = []
+        for verb, topic in ((BulkVerb.CANCEL, "t"), (BulkVerb.FIRE, "u")):
+            await app.schedule(topic, None, key="later", delay="2h")
+            id = new_id()
+            bulk = BulkRequest(verb=verb, where=Filter(topic=topic))
+            assert await bulks.start(id, bulk, anything, who="ann", asked_at=seen_at)
+            counts.append((await ended(bulks, id)).counts)
+            assert (await records(app, topic))["later"].due_at > app.clock.now()
+        assert counts == [{"cancelled": 3}, {"moved": 3}]
+
+
+@virtual
 async def test_what_is_scheduled_later_is_not_meant(world: World) -> None:
     async with world.app() as app, runner(app) as bulks:
         await fill(app, "t", 50)

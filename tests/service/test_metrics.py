@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 from prometheus_client.parser import text_string_to_metric_families
 from tests.engine.conftest import stores
+from tests.service.instance import served
 from tests.waiting import PATIENCE, elapse, in_virtual_time, until
 
 from bide import BadInput, Bide, Dead, Defer, Done, Every, Fixed, Retry, SetupError, StoreFull, StoreUnavailable, Task
@@ -124,6 +125,24 @@ async def test_lateness_outcomes_and_wakes_of_a_worker(measured: Measured) -> No
     assert measured("bide_tasks", topic="post", state="dead") == 1
     assert measured("bide_wakeups_missed_total") == 0
     assert {name for name, _ in measured.samples} >= {"bide_notifications_total", "bide_wakeups_total"}
+
+
+async def test_the_deliveries_of_workers_over_http_count_too() -> None:
+    async with served("memory:") as service:
+        app = Bide(service.url)
+
+        @app.handler("post", retry="never")
+        async def post(task: Task[Any]) -> Any:
+            return Dead("no") if task.key == "bad" else None
+
+        async with app:
+            await app.schedule_many([post.new(None, key=key, delay="0s") for key in ("a", "b", "bad")])
+            await until_empty(app)
+        text, _ = await service.serving.metrics.exposition()
+        shown = text.decode()
+    assert 'bide_lateness_seconds_count{topic="post"} 3.0' in shown
+    assert 'bide_outcomes_total{topic="post",verdict="done"} 2.0' in shown
+    assert 'bide_outcomes_total{topic="post",verdict="dead"} 1.0' in shown
 
 
 async def test_what_is_handed_out_to_others_counts_too(measured: Measured) -> None:

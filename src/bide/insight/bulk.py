@@ -195,6 +195,8 @@ class BulkScope(NamedTuple):
     bulk: BulkRequest
     may: May
     asked_at: Millis
+    started_at: Millis = 0
+    """When the change starts, if it was asked for before: tasks that are due by then are not fired."""
 
     @property
     def where(self) -> Filter:
@@ -205,7 +207,7 @@ class BulkScope(NamedTuple):
             return replace(where, state=State.DEAD)
         least = where.wake_from or 0
         if self.bulk.verb is BulkVerb.FIRE:  # tasks that are already due keep their order
-            least = max(least, self.asked_at + 1)
+            least = max(least, self.asked_at + 1, self.started_at + 1)
         return replace(where, wake_from=least)
 
     def admits(self, record: Record) -> bool:

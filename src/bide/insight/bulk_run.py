@@ -25,9 +25,9 @@ from msgspec.structs import replace
 from bide.core.answers import Answer
 from bide.core.errors import BideError, OutcomeUnknown, PartlyFailed, StoreError, StoreFull, StoreUnavailable
 from bide.core.events import EventKind
-from bide.core.instants import Millis
+from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import SHOWN_TOPIC
-from bide.core.records import Change, Record, Ref, Result, State, Token
+from bide.core.records import Change, Record, Ref, Result, State, Token, Topic
 from bide.engine.client import Client
 from bide.engine.session import current_caller, verb_of
 from bide.engine.settings_store import SettingsStore
@@ -107,6 +107,8 @@ class Progress(Struct, kw_only=True):
     """The request, with only the first of its chosen tasks."""
     chosen: int
     """The number of chosen tasks; 0: all that match."""
+    topics: tuple[Topic, ...] = ()
+    """The topics of all chosen tasks."""
     who: str
     instance: str
     asked_at: Millis
@@ -389,12 +391,13 @@ class BulkRunner:
         self._closing = False
 
     async def start(
-        self, id: str, bulk: BulkRequest, may: May, *, who: str, identity: str = "", still: CheckAllowed = _always
-    ) -> bool:
+        self, id: str, bulk: BulkRequest, may: May, *, who: str, identity: str = "", still: CheckAllowed = _always,
+        asked_at: Millis = LAST_INSTANT,
+    ) -> bool:  # fmt: skip
         """Start a run in the background, in the context of its caller; it ends if `still` raises.
 
         False if a run with this `id` was already started, here or in another instance, so that a resent form does not
-        start a second run.
+        start a second run. `asked_at`: when the caller saw what the request covers, if that was before now.
         """
         if id in self._runs:
             return False
@@ -402,8 +405,9 @@ class BulkRunner:
         progress = Progress(
             id=id, bulk=msgspec.structs.replace(bulk, chosen=bulk.chosen[:1]), chosen=len(bulk.chosen), who=who,
             instance=self._instance, asked_at=now, alive_at=now, identity=identity,
+            topics=tuple({one.ref.topic for one in bulk.chosen}),
         )  # fmt: skip
-        run = BulkRun(BulkScope(self._client, bulk, may, now), progress, still)
+        run = BulkRun(BulkScope(self._client, bulk, may, min(asked_at, now), now), progress, still)
         self._runs[id] = run  # set before the store call, so that a second call finds it
         begun = False
         try:

@@ -216,7 +216,7 @@ class Caller(Struct, frozen=True):
         if verb not in self.verbs or not self.topics:
             raise Forbidden(verb, None, self.name)
 
-    def check_all(self, verb: Verb, topics: Iterable[str]) -> None:
+    def check_all(self, verb: Verb, topics: Iterable[str | None]) -> None:
         """Raise Forbidden unless the caller may use `verb` on each topic of a batch; check each distinct topic once."""
         if verb in self.verbs and self._everywhere:
             for topic in topics:

@@ -276,7 +276,7 @@ class ServiceInstance:
         beyond = self._insecure and not is_loopback(self._host)
         access = Access(app, anonymous=anonymous, any_name=beyond)
         stack.push_async_callback(access.close)
-        self._store_calls = store_calls = StoreCalls(app, pause_gate=self._long_poll.pause_gate)
+        self._store_calls = store_calls = StoreCalls(app, pause_gate=self._long_poll.pause_gate, metrics=self.metrics)
         stack.push_async_callback(store_calls.close)
         health = Health(app)
         overviews, day = Overviews(app), LastDay(app)

@@ -249,6 +249,20 @@ def test_times_are_fixed_by_the_preview(one: Running, browser: Browser, topic: s
     assert "2 moved" in over(browser).words
 
 
+def test_a_confirmed_change_covers_what_the_preview_did(one: Running, browser: Browser, topic: str) -> None:
+    began = one.app.clock.now()
+    fill(one, topic, 2)
+    browser.send([("verb", "cancel"), ("scope", "matching"), ("topic", topic)])
+    preview = browser.page
+    asked = int(dict(preview.form("Cancel: 2 tasks").fields)["asked"])
+    assert began <= asked <= one.app.clock.now()
+    browser.press("Cancel: 2 tasks", asked=str(began - HOUR))
+    assert "2 cancelled" not in over(browser).words, "they came after the preview"
+    browser.page = preview
+    browser.press("Cancel: 2 tasks", id="", asked=str(asked + HOUR))
+    assert "2 cancelled" in over(browser).words
+
+
 def _seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
@@ -268,6 +282,7 @@ def _seconds(text: str) -> float:
         ([("verb", "cancel"), ("scope", "matching"), ("state", "dead")], "state"),
         ([("verb", "cancel"), ("scope", "matching"), ("topic", "bide:settings")], "topic"),
         ([("verb", "cancel"), ("scope", "matching"), ("confirm", "yes"), ("id", "../x")], "id"),
+        ([("verb", "cancel"), ("scope", "matching"), ("confirm", "yes"), ("asked", "soon")], "asked"),
         ([("verb", "shift"), ("by", "1h"), ("scope", "matching"), ("since", "-4")], "since"),
     ],
 )
@@ -387,6 +402,35 @@ def test_rights_hold_for_each_task(tmp_path: Path, visit: Visit) -> None:
         page = other.log_in(stranger, "/changes")
         assert page.status == 200
         assert where not in page.hrefs
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_change_of_several_topics_is_seen_and_stopped_by_who_may_on_each(
+    tmp_path: Path, visit: Visit, backwards: bool
+) -> None:
+    with running(f"sqlite:///{tmp_path}/tasks.db") as one:
+        refs = []
+        for topic in ("mine", "theirs"):
+            fill(one, topic, 50)
+            refs += [seen(one, topic, f"k{n:03}") for n in range(50)]
+        _, token = one.run(make(one.app, "ann", frozenset({Verb.READ, Verb.SHIFT})))
+        _, of_one = one.run(make(one.app, "bo", frozenset({Verb.READ, Verb.SHIFT}), ("mine",)))
+        _, of_both = one.run(make(one.app, "cy", frozenset({Verb.READ, Verb.SHIFT}), ("mine", "theirs")))
+        browser = visit(one)
+        browser.log_in(token)
+        browser.send([("verb", "shift"), ("by", "1h"), *(refs[::-1] if backwards else refs)])
+        browser.press("Shift: 100 tasks", pace="1")
+        where = browser.where
+        other = visit(one)
+        assert where not in other.log_in(of_one, "/changes").hrefs
+        other.open(where)
+        assert other.status == 403
+        other.send([], f"{where}/stop")
+        assert other.status == 403
+        other = visit(one)
+        assert where in other.log_in(of_both, "/changes").hrefs
+        other.send([], f"{where}/stop")
+        assert "Stopped by cy" in over(other).words
 
 
 # --- what is shown

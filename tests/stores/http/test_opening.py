@@ -380,12 +380,13 @@ async def test_the_log_of_events_is_written_by_workers_alone_and_at_a_rate(memor
         await reader.open()
         forged = Event(at=NOW, topic="t.a", key="k", id="", kind=EventKind.CHANGE, what="cancel: cancelled")
         with pytest.raises(SetupError, match="may not work"):
-            await reader.record([forged])
+            await reader.record([replace(forged, kind=EventKind.DEAD)])
         with pytest.raises(SetupError, match="may not work"):
             await worker.record([replace(forged, topic="u", kind=EventKind.DEAD)])
         await memory.record([replace(forged, who="ann")])
         for _ in range(3):
-            await worker.record([forged, *(replace(forged, kind=EventKind.RETRY, what=f"{n}") for n in range(9_000))])
+            await worker._ask(remote.RECORD, [forged])
+            await worker.record([replace(forged, kind=EventKind.RETRY, what=f"{n}") for n in range(9_000)])
         found = await reader.events(limit=10_000)
         assert [event.who for event in found if event.kind is EventKind.CHANGE] == ["ann"], "none made or pushed out"
         assert 2_000 <= len(found) < 5_000

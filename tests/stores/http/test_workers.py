@@ -178,6 +178,16 @@ async def test_a_worker_whose_token_is_taken_away_goes_on_and_works_again_when_i
             await until(lambda: done == ["1", "2"], "the second")
 
 
+async def test_a_client_with_few_rights_is_refused_nothing_that_it_did_not_ask_for() -> None:
+    caller = Caller("shop", frozenset({Verb.SCHEDULE, Verb.CANCEL}))
+    async with serving(Service(MemoryStore, caller_of=only("t", caller))) as service:
+        async with Bide(service.url, token="t", actor="ann") as app:
+            await app.schedule("work", key="1", delay="1h")
+            assert (await app.cancel("work", "1")).result == "cancelled"
+        assert {"add", "change"} <= {*service.asked}
+        assert "record" not in service.asked, "the service notes changes itself, and this needs another right"
+
+
 async def test_synchronous_code_has_the_same_verbs() -> None:
     async with serving(Service(MemoryStore)) as service:
         app = Bide(service.url)

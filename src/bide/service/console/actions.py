@@ -10,13 +10,13 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from bide.core.errors import BadInput
-from bide.core.instants import duration
+from bide.core.instants import LAST_INSTANT, duration
 from bide.core.names import check_name, check_topic, new_id
 from bide.core.records import Ref, Result, State
 from bide.insight.bulk import MOST_PACE, BulkRequest, BulkVerb, May, Version, change_one, preview, wake_after
 from bide.insight.bulk_run import MOST_NOTED, BulkRunner, BulkState, Progress, untouched_by
 from bide.ports.remote import LAST_TOKEN
-from bide.service.access import Forbidden, Verb
+from bide.service.access import Verb
 from bide.service.console.pages import (
     Answer,
     ConsoleContext,
@@ -184,6 +184,7 @@ class ActionsPage(Page):
         await self._bulks.start(
             id, bulk, may_of(request, bulk.verb), who=caller.name, identity=caller.id,
             still=lambda: access.caller_by_id(caller.id),
+            asked_at=request.number_field("asked", LAST_INSTANT, least=1, most=LAST_INSTANT),
         )  # fmt: skip
         return request.redirect(f"/changes/{id}")
 
@@ -216,16 +217,16 @@ class ActionsPage(Page):
         )  # fmt: skip
 
     async def _preview(self, request: PageRequest, bulk: BulkRequest) -> Reply:
-        seen = await preview(request.client, bulk, may_of(request, bulk.verb))
         now, paused = request.locale.now, await request.client.paused()
+        seen = await preview(request.client, bulk, may_of(request, bulk.verb))
         pace = bulk.pace
         if pace is None and bulk.verb is BulkVerb.REDRIVE and seen.meant.number > _STEADY:
             pace = _STEADY
         return request.render(
             "change_preview.html", bulk=bulk, verb=ACTIONS[bulk.verb].name, seen=seen, scope=_scope(bulk),
             sample=[(record, wake_after(bulk, record, now)) for record in seen.sample], pace=pace,
-            paused=sorted(seen.topics & paused.keys()), fields=list(fields_of(request, bulk)), id=read_id(""),
-            back=local_path(request.field("back"), ""),
+            paused=sorted(seen.topics & paused.keys()), id=read_id(""),
+            fields=[*fields_of(request, bulk), ("asked", str(now))], back=local_path(request.field("back"), ""),
         )  # fmt: skip
 
     # --- follow changes
@@ -241,7 +242,7 @@ class ActionsPage(Page):
         if progress is None:
             return request.render("change_gone.html", status=404)
         if progress.identity != request.caller.id:
-            request.caller.check(ACTIONS[progress.bulk.verb].access, _topic(progress.bulk))
+            request.caller.check_all(ACTIONS[progress.bulk.verb].access, _topics(progress))
         if not progress.state.over:
             await self._bulks.stop(progress.id, who=request.caller.name)
         return request.redirect(f"/changes/{progress.id}")
@@ -249,8 +250,8 @@ class ActionsPage(Page):
     async def _known(self, request: PageRequest) -> Progress | None:
         """The change that the address names; None: it never began, or was forgotten. Raises Forbidden."""
         progress = await self._bulks.get(read_id(request.path_values[0]))
-        if progress is not None and not _may_see(request, progress):
-            raise Forbidden(Verb.READ, _topic(progress.bulk), request.caller.name)
+        if progress is not None and progress.identity != request.caller.id:
+            request.caller.check_all(Verb.READ, _topics(progress))
         return progress
 
     async def _one(self, template: str, request: PageRequest) -> Reply:
@@ -290,13 +291,15 @@ class ActionsPage(Page):
         return fields
 
 
-def _topic(bulk: BulkRequest) -> str | None:
-    """The topic of a change; None: several topics, or all."""
-    return bulk.chosen[0].ref.topic if bulk.where is None else bulk.where.topic
+def _topics(progress: Progress) -> Sequence[str | None]:
+    """The topics of a change; None: all."""
+    where = progress.bulk.where
+    return progress.topics or [None if where is None else where.topic]
 
 
 def _may_see(request: PageRequest, progress: Progress) -> bool:
-    return progress.identity == request.caller.id or request.caller.may(Verb.READ, _topic(progress.bulk))
+    caller = request.caller
+    return progress.identity == caller.id or all(caller.may(Verb.READ, topic) for topic in _topics(progress))
 
 
 def _scope(bulk: BulkRequest) -> list[tuple[str, str | int]]:

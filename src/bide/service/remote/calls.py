@@ -41,6 +41,7 @@ from bide.engine.session import acting_as
 from bide.ports import remote
 from bide.ports.remote import CALL_LASTS, OPERATIONS, Batch, Bounds, Call, Failure, Operation
 from bide.service.access import ALL_VERBS, AccessRefused, Caller, Verb, audit
+from bide.service.metrics import Metrics
 from bide.service.remote.operations import StoreOperations
 from bide.service.requests import BODY_LIMIT, Reply, problem_of
 
@@ -208,7 +209,7 @@ class StoreCalls:
 
     def __init__(
         self, client: Client, *, pause_gate: PauseGate | None = None, body_limit: int = BODY_LIMIT,
-        trusting: bool = False,
+        trusting: bool = False, metrics: Metrics | None = None,
     ) -> None:  # fmt: skip
         self._client = client
         self._body_limit = body_limit
@@ -218,7 +219,7 @@ class StoreCalls:
         self._ending = False
         self._streams: set[asyncio.Event] = set()
         """The event that wakes each open stream."""
-        self._operations = StoreOperations(client, trusting=trusting, pause_gate=pause_gate)
+        self._operations = StoreOperations(client, trusting=trusting, pause_gate=pause_gate, metrics=metrics)
         self._handlers = {name: getattr(self._operations, name) for name in OPERATIONS}
 
     async def answer(

@@ -29,6 +29,7 @@ from bide.engine.session import Session, verb_of
 from bide.ports import Pending, all_answers, remote
 from bide.ports.remote import SHORTEST_LEASE, Batch, FlatTally
 from bide.service.access import Caller, EventQuota, Verb
+from bide.service.metrics import Metrics
 from bide.service.verbs import set_paused
 
 Got = TypeVar("Got")
@@ -42,13 +43,17 @@ _LEASE_AGAIN: Millis = 2_000
 
 
 class StoreOperations:
-    """`pause_gate`: knows the paused topics. `trusting` is only for tests of the messages."""
+    """`pause_gate`: knows the paused topics. `metrics`: count the deliveries and outcomes of the remote workers.
+    `trusting` is only for tests of the messages."""
 
-    def __init__(self, client: Client, *, trusting: bool, pause_gate: PauseGate | None) -> None:
+    def __init__(
+        self, client: Client, *, trusting: bool, pause_gate: PauseGate | None, metrics: Metrics | None = None
+    ) -> None:
         self._client = client
         self._store = client.store
         self._trusting = trusting
         self._pause_gate = pause_gate
+        self._metrics = metrics
         self._session = Session(client.store, client.clock, None)
         """Combines single calls of many clients into batches, and records changes with their callers."""
         self._holders: dict[str, Millis] = {}
@@ -129,7 +134,11 @@ class StoreOperations:
                 await _each(self._store.settle(paused, now=now))
                 leased = replace(leased, tasks=[task for task in leased.tasks if task.topic not in topics])
         for topic, tasks in groupby(leased.tasks, attrgetter("topic")):
-            self._client.history.began(topic, [task.planned_at for task in tasks], leased.now)
+            its = list(tasks)
+            self._client.history.began(topic, [task.planned_at for task in its], leased.now)
+            if self._metrics is not None:
+                for task in its:
+                    self._metrics.started(task, leased.now)
         return leased
 
     async def extend(self, batch: Batch[Lease], caller: Caller, now: Millis) -> Sequence[object]:
@@ -140,6 +149,8 @@ class StoreOperations:
         for one, ok in zip(batch.items, accepted, strict=True):
             if ok is True:
                 self._client.history.ended(one.topic, one.kind)
+                if self._metrics is not None:
+                    self._metrics.settled(one.topic, one.kind)
         return accepted
 
     async def purge(self, limit: int, caller: Caller, now: Millis) -> int:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, OutcomeUnknown, PartlyFailed, StoreError, StoreUnavailable
-from bide.core.events import Event
+from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.names import storable
 from bide.core.payloads import slices
@@ -172,6 +172,9 @@ class HttpStore(ServerStore[_Opened]):
     # --- features.events
 
     async def record(self, events: Sequence[Event]) -> None:
+        """Record all but changes, which the service records itself."""
+        if self._by_server:
+            events = [event for event in events if event.kind is not EventKind.CHANGE]
         for part in map(list, slices(events, self._open().calls.most)):
             try:
                 await self._ask(remote.RECORD, part)
