@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tests.engine.conftest import World, nothing, stores, task_of, virtual
 from tests.engine.test_loops_and_forks import forks, in_a_child, quietly
 from tests.waiting import PATIENCE, elapse, forever, until
 
-from bide import Bide, Dead, Defer, Retry, StoreUnavailable, Task
+from bide import Bide, Dead, Defer, Retry, SetupError, StoreUnavailable, Task
 from bide.core.outcomes import Outcome
 from bide.testing import TimeMachine
 
@@ -84,6 +85,77 @@ async def test_whatever_a_handler_does_ends_its_own_task_only(
         assert worker._executors["work"].free == 2
         for task in [task async for task in app.find(state="dead")]:
             assert said in (task.error or "")
+
+
+RAN: list[str] = []
+
+
+async def effect(task: Task[Any]) -> Dead:
+    await asyncio.sleep(0)
+    RAN.append(task.key)
+    return Dead("as its outcome says")
+
+
+def plain_effect(task: Task[Any]) -> Dead:
+    RAN.append(task.key)
+    return Dead("as its outcome says")
+
+
+@wraps(plain_effect)
+async def async_over_plain(task: Task[Any]) -> Dead:
+    return plain_effect(task)
+
+
+@wraps(effect)
+def plain_over_async(task: Task[Any]) -> Dead:
+    return plain_effect(task)
+
+
+@wraps(effect)
+def plain_passing_on(task: Task[Any]) -> Any:
+    return effect(task)
+
+
+async def unawaited(task: Task[Any]) -> Any:
+    return effect(task)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [async_over_plain, plain_over_async, plain_passing_on, unawaited, lambda task: effect(task)],
+    ids=["async over plain", "plain over async", "plain passing on", "unawaited", "lambda"],
+)
+@virtual
+async def test_a_handler_runs_to_its_end_however_it_is_wrapped(world: World, function: Any) -> None:
+    app = world.app()
+    app.handler("work", retry="never")(function)
+    RAN.clear()
+    async with app, app.worker() as worker:
+        await app.schedule("work", None, key="k", delay="0s")
+        await worker.until_empty()
+        task = await task_of(app, "work", "k")
+    assert (RAN, task.error) == (["k"], "as its outcome says")
+
+
+def yields(task: Task[Any]) -> Any:
+    yield task
+
+
+async def yields_later(task: Task[Any]) -> Any:
+    yield task
+
+
+@pytest.mark.parametrize("function", [yields, yields_later])
+async def test_a_generator_which_would_run_nothing_is_refused(function: Any) -> None:
+    app = Bide("memory:")
+    with pytest.raises(SetupError, match=f"{function.__name__} is a generator function"):
+        app.handler("work")(function)
+    app.handler("hidden", retry="never")(lambda task: function(task))
+    async with app, app.worker() as worker:
+        await app.schedule("hidden", None, key="k", delay="0s")
+        await worker.until_empty()
+        task = await task_of(app, "hidden", "k")
+    assert task.error == f"TypeError: the handler returned the generator {function.__name__}, which has not run"
 
 
 def test_an_interrupt_from_the_keyboard_ends_the_program_and_is_no_failure() -> None:
