@@ -21,8 +21,9 @@ from typing import Any, Protocol
 
 from bide.core.errors import LeaseLost, SetupError
 from bide.core.instants import Length, Millis, When, duration
+from bide.core.names import error_text
 from bide.core.options import known_options
-from bide.core.outcomes import Done, End
+from bide.core.outcomes import Done, End, Outcome
 from bide.core.records import Lease, Record, Settlement
 from bide.core.recurrence.plan import Overlap
 from bide.core.tasks import Task
@@ -61,7 +62,7 @@ class Delivery(Task[Any]):
     `over` is set once the outcome is settled or discarded, even if the handler goes on.
     """
 
-    __slots__ = ("_began", "_owner", "expires", "over", "ran_from", "runner", "timer")
+    __slots__ = ("_began", "_owner", "committed", "expires", "over", "ran_from", "runner", "timer")
 
     def __init__(self, record: Record, owner: DeliveryOwner, expires: float, began: Millis) -> None:
         super().__init__(record)
@@ -70,6 +71,8 @@ class Delivery(Task[Any]):
         self.expires = expires
         """When the lease expires, by the loop's clock. Measured from before the request, so never too late."""
         self.over = False
+        self.committed = False
+        """True if the handler's own transaction has settled it."""
         self.runner: asyncio.Task[None] | None = None
         self.ran_from = 0.0
         """When its time limit began, by the loop's clock."""
@@ -113,10 +116,15 @@ class Delivery(Task[Any]):
                 # No extension may be sent from here on: the commit ends the lease, so the store would refuse it, and
                 # the worker would cancel the handler after its commit.
                 self.over = committing = True
-        except BaseException:
+        except BaseException as error:
             if committing:
                 self.over = False
+            if isinstance(error, Done):
+                raise SetupError(
+                    "Done() raised within task.transaction() rolls the transaction back: leave the block instead"
+                ) from error
             raise
+        self.committed = True
         self._owner.completed(self, ended)
 
     async def extend(self, by: Length) -> bool:
@@ -271,6 +279,11 @@ class TopicExecutor:
                 set_running(None)
             if not delivery.over:
                 self._ended(delivery, ended)
+            elif delivery.committed and ended is not None and (not isinstance(ended, Done) or ended.again is not None):
+                _log.warning(
+                    "%s/%s: its transaction has settled it, so this is discarded: %s", delivery.topic, delivery.key,
+                    error_text(ended), exc_info=None if isinstance(ended, Outcome) else ended,
+                )  # fmt: skip
         finally:
             self.running.pop(delivery, None)
             self._done_with(delivery)
