@@ -348,8 +348,46 @@ async def test_a_hook_that_fails_stops_nobody(
     async with TimeMachine(shop.app) as machine:
         await shop.refund.schedule(Order(42), key="42", delay="0s")
         await machine.advance("0s")
-    assert [state for _, state, _ in shop.told] == ["dead", "third"]
+    assert sorted(state for _, state, _ in shop.told) == ["dead", "third"]
     assert "on_dead hook for order.refund/42 failed" in caplog.text
+
+
+async def test_a_plain_hook_runs_in_a_thread_where_it_may_block(shop: Shop) -> None:
+    threads, answers = list[threading.Thread](), list[str]()
+
+    @shop.app.on_dead("order.refund")
+    def apologize(task: Task[Order]) -> None:
+        threads.append(threading.current_thread())
+        answers.append(shop.app.sync.schedule("order.apologize", 1, key=task.key, delay="1h").result)
+
+    shop.end = Dead("no such bank")
+    async with shop.app, shop.app.worker() as worker:
+        await shop.refund.schedule(Order(42), key="42", delay="0s")
+        await worker.until_empty()
+        await until(lambda: answers, "the hook to end")
+    assert threads != [threading.main_thread()]
+    assert answers == ["created"]
+
+
+@virtual
+async def test_a_hook_that_never_ends_has_no_longer_than_the_grace(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = world.app(grace="30s")
+    app.on_dead("work")(lambda task: forever())
+
+    @app.handler("work")
+    async def work(task: Task[Any]) -> None:
+        raise Dead("at once")
+
+    async with app:
+        before = asyncio.all_tasks()
+        async with app.worker() as worker:
+            await work.schedule(None, key="k", delay="0s")
+            await worker.until_empty()
+        assert asyncio.all_tasks() == before
+        assert world.elapsed == pytest.approx(30_000, abs=100)
+    assert "on_dead hook for work/k is cut off" in caplog.text
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "in the middle of a handler"])

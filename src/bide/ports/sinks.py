@@ -68,10 +68,11 @@ async def final_result(result: Any) -> Any:
     return result
 
 
-async def call_in_thread(threads: Executor, function: Callable[[Given], Got], given: Given) -> Got:
+async def call_in_thread(threads: Executor | None, function: Callable[[Given], Got], given: Given) -> Got:
     """Call it in a thread. A thread cannot be stopped, so even a cancelled call waits for its end.
 
-    Raises what it raises; RuntimeError for a KeyboardInterrupt, which interrupts nothing there.
+    `threads`: None for those of the loop. Raises what it raises; RuntimeError for a KeyboardInterrupt, which interrupts
+    nothing there.
     """
 
     def call() -> tuple[Got, None] | tuple[None, BaseException]:

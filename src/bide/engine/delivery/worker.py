@@ -25,7 +25,7 @@ from bide.core.instants import NEVER, Millis
 from bide.core.names import new_id
 from bide.core.outcomes import End, Outcome, Retry
 from bide.core.records import Leased, NewTask, OutcomeKind, Record, Settlement, Topic
-from bide.engine.background import Background, begin
+from bide.engine.background import LEAST_PATIENCE, Background, begin
 from bide.engine.client import Client
 from bide.engine.delivery.executor import Delivery, TopicExecutor
 from bide.engine.delivery.lease_extender import LeaseExtender
@@ -157,6 +157,7 @@ class Worker(LeaseLoop):
 
     async def _drain(self, grace: float, hurry: asyncio.Future[None]) -> None:
         """Drain in `grace` seconds, or less once `hurry` is done."""
+        ends = asyncio.get_running_loop().time() + grace
         await self._stop_leasing()
         if self._listening is not None:
             await self._listening.close()
@@ -173,7 +174,8 @@ class Worker(LeaseLoop):
         self._end_waits(self._emptied)
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, self._hooks.ended(), return_exceptions=True)
+        left = 0.0 if hurry.done() else ends - asyncio.get_running_loop().time()
+        await asyncio.gather(*self._tasks, self._hooks.ended(max(left, LEAST_PATIENCE)), return_exceptions=True)
         await self._lease_extender.leave()
 
     async def until_empty(self) -> None:
