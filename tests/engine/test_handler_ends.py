@@ -16,7 +16,7 @@ from tests.engine.conftest import World, nothing, stores, task_of, virtual
 from tests.engine.test_loops_and_forks import forks, in_a_child, quietly
 from tests.waiting import PATIENCE, elapse, forever, until
 
-from bide import Bide, Dead, Defer, Retry, SetupError, StoreUnavailable, Task
+from bide import Bide, Dead, Defer, Done, Retry, SetupError, StoreUnavailable, Task
 from bide.core.outcomes import Outcome
 from bide.testing import TimeMachine
 
@@ -85,6 +85,40 @@ async def test_whatever_a_handler_does_ends_its_own_task_only(
         assert worker._executors["work"].free == 2
         for task in [task async for task in app.find(state="dead")]:
             assert said in (task.error or "")
+
+
+@pytest.mark.parametrize(
+    ("ends", "state", "said"),
+    [
+        ([Dead("closed")], "dead", "closed"),
+        ([Done()], "done", None),
+        ([Dead("closed"), ValueError("other")], "dead", "ExceptionGroup: "),
+        ([ValueError("other")], "dead", "ExceptionGroup: "),
+    ],
+    ids=["dead", "done", "two", "an error"],
+)
+@virtual
+async def test_an_outcome_raised_in_a_task_group_counts_if_it_is_alone(
+    world: World, ends: list[Exception], state: str, said: str | None
+) -> None:
+    app = world.app(keep_done="1h")
+
+    async def part(end: Exception) -> None:
+        raise end
+
+    @app.handler("work", retry="never")
+    async def work(task: Task[Any]) -> None:
+        async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as inner:
+            outer.create_task(forever())
+            for end in ends:
+                inner.create_task(part(end))
+
+    async with app, app.worker() as worker:
+        await work.schedule(None, key="k", delay="0s")
+        await worker.until_empty()
+        task = await task_of(app, "work", "k")
+    assert task.state == state
+    assert (task.error or "").startswith(said or "")
 
 
 RAN: list[str] = []

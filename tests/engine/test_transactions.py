@@ -241,10 +241,11 @@ async def test_where_there_is_no_common_database_it_says_so() -> None:
     assert "shares no database" in (fired.error or "")
 
 
-async def test_done_raised_inside_is_a_failure_since_it_undoes_the_effect(shop: Shop) -> None:
+@pytest.mark.parametrize("grouped", [False, True])
+async def test_done_raised_inside_is_a_failure_since_it_undoes_the_effect(shop: Shop, *, grouped: bool) -> None:
     async def done(task: Task[Order]) -> None:
         if task.attempt == 1:
-            raise Done
+            raise ExceptionGroup("of a task group", [Done()]) if grouped else Done
 
     shop.inside = done
     async with TimeMachine(shop.app, store=shop.store) as machine:

@@ -58,6 +58,14 @@ class Dead(Outcome):
         super().__init__(self.why)
 
 
+def outcome_in(error: BaseException) -> BaseException:
+    """The outcome that alone is in an exception group, as of an `asyncio.TaskGroup`; else `error` itself."""
+    inner = error
+    while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
+        inner = inner.exceptions[0]
+    return inner if isinstance(inner, Outcome) else error
+
+
 End: TypeAlias = Outcome | BaseException | None
 """How a handler ended: None for Done, another outcome, or its exception."""
 

@@ -23,7 +23,7 @@ from bide.core.errors import LeaseLost, SetupError
 from bide.core.instants import Length, Millis, When, duration
 from bide.core.names import error_text
 from bide.core.options import known_options
-from bide.core.outcomes import Done, End, Outcome
+from bide.core.outcomes import Done, End, Outcome, outcome_in
 from bide.core.records import Lease, Record, Settlement
 from bide.core.recurrence.plan import Overlap
 from bide.core.tasks import Task
@@ -119,7 +119,7 @@ class Delivery(Task[Any]):
         except BaseException as error:
             if committing:
                 self.over = False
-            if isinstance(error, Done):
+            if isinstance(outcome_in(error), Done):
                 raise SetupError(
                     "Done() raised within task.transaction() rolls the transaction back: leave the block instead"
                 ) from error
@@ -271,7 +271,7 @@ class TopicExecutor:
                 raise
             ended = raised
         except BaseException as raised:  # noqa: BLE001 - any exception of a handler is the outcome of its delivery
-            ended = raised
+            ended = outcome_in(raised)
         try:
             if delivery.timer is not None:
                 delivery.timer.cancel()
