@@ -19,7 +19,7 @@ import pytest
 from tests.programs import python
 from tests.waiting import PATIENCE, forever, pause, until
 
-from bide import Bide, Dead, Defer, Done, Fixed, Handler, LeaseLost, Result, StoreFull, SystemClock, Task
+from bide import Bide, Dead, Defer, Done, Fixed, Handler, LeaseLost, Result, SetupError, StoreFull, SystemClock, Task
 from bide.core.outcomes import Outcome
 from bide.stores.sqlite import SqliteStore
 from bide.testing import ManualClock, TimeMachine
@@ -286,6 +286,21 @@ async def test_done_after_the_block_says_nothing(shop: Shop, caplog: pytest.LogC
         await shop.cancel.schedule(Order(1), key="1", delay="0s")
         assert [one.outcome for one in await machine.advance("2h")] == ["done"]
     assert not [one for one in caplog.records if one.name == "bide.worker"]
+
+
+async def test_an_extension_inside_is_refused_and_does_not_wait_for_its_own_lock(shop: Shop) -> None:
+    async def extend(task: Task[Order]) -> None:
+        assert await task.extend("1m")
+
+    async def extend_once(task: Task[Order]) -> None:
+        if task.attempt == 1:
+            await extend(task)
+
+    shop.before, shop.inside = extend, extend_once
+    async with TimeMachine(shop.app, store=shop.store) as machine:
+        await shop.cancel.schedule(Order(1), key="1", delay="0s")
+        assert [one.outcome for one in await machine.advance("10s")] == ["retry", "done"]
+    assert [type(error) for error in shop.raised] == [SetupError]
 
 
 async def test_a_time_out_inside_undoes_everything(tmp_path: Path) -> None:

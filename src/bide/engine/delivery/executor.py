@@ -31,7 +31,7 @@ from bide.engine.background import log_defect
 from bide.engine.config import EngineConfig
 from bide.engine.delivery.occurrences import replaced_at
 from bide.engine.delivery.settlement import completion
-from bide.engine.session import joining, set_running
+from bide.engine.session import joined_to, joining, set_running
 from bide.ports import Clock, Route, Store
 
 _log = logging.getLogger("bide.worker")
@@ -128,9 +128,11 @@ class Delivery(Task[Any]):
         self._owner.completed(self, ended)
 
     async def extend(self, by: Length) -> bool:
-        clock, length = self._owner.clock, duration(by, field="by")
+        store, clock, length = self._owner.store, self._owner.clock, duration(by, field="by")
+        if joined_to(store) is not None:
+            raise SetupError("task.extend() within a transaction may wait for its locks: call it before the block")
         now = clock.now()
-        kept = (await self._owner.store.extend([self.lease], now=now, until=now + clock.span(length)))[0]
+        kept = (await store.extend([self.lease], now=now, until=now + clock.span(length)))[0]
         if kept:
             self.expires = max(self.expires, asyncio.get_running_loop().time() + length / 1000)
         return kept
