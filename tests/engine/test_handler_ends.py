@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -33,6 +34,11 @@ class Mute(Exception):
 class Own(Retry):
     def __init__(self) -> None:
         """Without what a Retry has."""
+
+
+@dataclass
+class Order:
+    number: int
 
 
 def leave() -> None:
@@ -171,6 +177,46 @@ async def test_a_handler_runs_to_its_end_however_it_is_wrapped(world: World, fun
     assert (RAN, task.error) == (["k"], "as its outcome says")
 
 
+class AsyncCallable:
+    """An object that is called with orders."""
+
+    async def __call__(self, task: Task[Order]) -> None:
+        RAN.append(f"{task.payload.number}")
+
+
+class PlainCallable:
+    def __call__(self, task: Task[Order]) -> None:
+        RAN.append(f"{task.payload.number}")
+
+
+async def with_more(more: list[str], task: Task[Order]) -> None:
+    more.append(f"{task.payload.number}")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [AsyncCallable(), PlainCallable(), partial(with_more, RAN), partial(partial(with_more), RAN)],
+    ids=["object", "plain object", "partial", "partial of a partial"],
+)
+async def test_an_object_and_a_partial_function_are_handlers_too(function: Any) -> None:
+    app = Bide("memory:")
+    work = app.handler("work")(function)
+    RAN.clear()
+    async with app, app.worker() as worker:
+        await work.schedule(Order(42), delay="0s")
+        await worker.until_empty()
+    assert RAN == ["42"]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize(
+    "outcome", [Done(), Done(again_in="1h"), Defer("1m"), Retry("why", delay="5s"), Retry(), Dead("no")], ids=repr
+)
+def test_an_outcome_may_cross_to_another_process(outcome: Outcome, protocol: int) -> None:
+    again = pickle.loads(pickle.dumps(outcome, protocol))
+    assert (type(again), again.args, vars(again)) == (type(outcome), outcome.args, vars(outcome))
+
+
 def yields(task: Task[Any]) -> Any:
     yield task
 
@@ -302,11 +348,6 @@ def test_a_forked_child_runs_plain_handlers_in_threads_of_its_own() -> None:
 
     asyncio.run(main())
     assert in_a_child(again)
-
-
-@dataclass
-class Order:
-    number: int
 
 
 class Shop:

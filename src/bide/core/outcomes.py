@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from bide.core.errors import BadInput
 from bide.core.instants import Due, Length, When, due_later
@@ -12,6 +12,10 @@ from bide.core.names import error_text, text_of
 class Outcome(Exception):
     """The base class of the four outcomes. It is an exception so that a handler can raise it from any depth. A
     wall-clock time without a date, such as "08:00 Asia/Tokyo", is read as of the settlement, by the worker's clock."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Unpickle it without a call of `__init__`, which takes other arguments than `args`."""
+        return Exception.__new__, (type(self), *self.args), self.__dict__
 
 
 class Done(Outcome):

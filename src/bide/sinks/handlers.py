@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import CoroutineType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -89,8 +90,13 @@ def declared_payload(function: Function, names: Mapping[str, Any] | None = None)
     name = getattr(function, "__qualname__", repr(function))
     if not parameters or any(parameter.default is parameter.empty for parameter in parameters[1:]):
         raise SetupError(f"handler {name}: it must take one argument, the task: def {name}(task: Task[...])")
+    annotated: Any = function
+    while isinstance(annotated, partial):
+        annotated = annotated.func
+    if not (inspect.isroutine(annotated) or hasattr(annotated, "__wrapped__")):
+        annotated = type(annotated).__call__
     try:
-        hints = get_type_hints(function, localns=dict(names or {}))
+        hints = get_type_hints(annotated, localns=dict(names or {}))
     except NameError as error:
         raise SetupError(f"handler {name}: its annotation cannot be resolved ({error})") from None
     hint = hints.get(parameters[0].name, Any)
