@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -354,6 +354,7 @@ class Bide(Client):
     def _typed(self, topic: str, hook: Callable[[Task[Any]], Any]) -> Callable[[Task[Any]], Any]:
         """Wrap the hook so that the payload has the handler's type even if no handler ran, as after a deadline."""
 
+        @wraps(hook)
         def typed(task: Task[Any]) -> Any:
             sink = self._sinks.get(topic)
             if sink is not None:

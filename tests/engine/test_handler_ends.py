@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from tests.engine.conftest import World, nothing, stores, task_of, virtual
 from tests.engine.test_loops_and_forks import forks, in_a_child, quietly
 from tests.waiting import PATIENCE, elapse, forever, until
 
-from bide import Bide, Dead, Defer, Retry, StoreUnavailable, Task
+from bide import Bide, Dead, Defer, Done, Retry, SetupError, StoreUnavailable, Task
 from bide.core.outcomes import Outcome
 from bide.testing import TimeMachine
 
@@ -32,6 +34,11 @@ class Mute(Exception):
 class Own(Retry):
     def __init__(self) -> None:
         """Without what a Retry has."""
+
+
+@dataclass
+class Order:
+    number: int
 
 
 def leave() -> None:
@@ -84,6 +91,151 @@ async def test_whatever_a_handler_does_ends_its_own_task_only(
         assert worker._executors["work"].free == 2
         for task in [task async for task in app.find(state="dead")]:
             assert said in (task.error or "")
+
+
+@pytest.mark.parametrize(
+    ("ends", "state", "said"),
+    [
+        ([Dead("closed")], "dead", "closed"),
+        ([Done()], "done", None),
+        ([Dead("closed"), ValueError("other")], "dead", "ExceptionGroup: "),
+        ([ValueError("other")], "dead", "ExceptionGroup: "),
+    ],
+    ids=["dead", "done", "two", "an error"],
+)
+@virtual
+async def test_an_outcome_raised_in_a_task_group_counts_if_it_is_alone(
+    world: World, ends: list[Exception], state: str, said: str | None
+) -> None:
+    app = world.app(keep_done="1h")
+
+    async def part(end: Exception) -> None:
+        raise end
+
+    @app.handler("work", retry="never")
+    async def work(task: Task[Any]) -> None:
+        async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as inner:
+            outer.create_task(forever())
+            for end in ends:
+                inner.create_task(part(end))
+
+    async with app, app.worker() as worker:
+        await work.schedule(None, key="k", delay="0s")
+        await worker.until_empty()
+        task = await task_of(app, "work", "k")
+    assert task.state == state
+    assert (task.error or "").startswith(said or "")
+
+
+RAN: list[str] = []
+
+
+async def effect(task: Task[Any]) -> Dead:
+    await asyncio.sleep(0)
+    RAN.append(task.key)
+    return Dead("as its outcome says")
+
+
+def plain_effect(task: Task[Any]) -> Dead:
+    RAN.append(task.key)
+    return Dead("as its outcome says")
+
+
+@wraps(plain_effect)
+async def async_over_plain(task: Task[Any]) -> Dead:
+    return plain_effect(task)
+
+
+@wraps(effect)
+def plain_over_async(task: Task[Any]) -> Dead:
+    return plain_effect(task)
+
+
+@wraps(effect)
+def plain_passing_on(task: Task[Any]) -> Any:
+    return effect(task)
+
+
+async def unawaited(task: Task[Any]) -> Any:
+    return effect(task)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [async_over_plain, plain_over_async, plain_passing_on, unawaited, lambda task: effect(task)],
+    ids=["async over plain", "plain over async", "plain passing on", "unawaited", "lambda"],
+)
+@virtual
+async def test_a_handler_runs_to_its_end_however_it_is_wrapped(world: World, function: Any) -> None:
+    app = world.app()
+    app.handler("work", retry="never")(function)
+    RAN.clear()
+    async with app, app.worker() as worker:
+        await app.schedule("work", None, key="k", delay="0s")
+        await worker.until_empty()
+        task = await task_of(app, "work", "k")
+    assert (RAN, task.error) == (["k"], "as its outcome says")
+
+
+class AsyncCallable:
+    """An object that is called with orders."""
+
+    async def __call__(self, task: Task[Order]) -> None:
+        RAN.append(f"{task.payload.number}")
+
+
+class PlainCallable:
+    def __call__(self, task: Task[Order]) -> None:
+        RAN.append(f"{task.payload.number}")
+
+
+async def with_more(more: list[str], task: Task[Order]) -> None:
+    more.append(f"{task.payload.number}")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [AsyncCallable(), PlainCallable(), partial(with_more, RAN), partial(partial(with_more), RAN)],
+    ids=["object", "plain object", "partial", "partial of a partial"],
+)
+async def test_an_object_and_a_partial_function_are_handlers_too(function: Any) -> None:
+    app = Bide("memory:")
+    work = app.handler("work")(function)
+    RAN.clear()
+    async with app, app.worker() as worker:
+        await work.schedule(Order(42), delay="0s")
+        await worker.until_empty()
+    assert RAN == ["42"]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize(
+    "outcome", [Done(), Done(again_in="1h"), Defer("1m"), Retry("why", delay="5s"), Retry(), Dead("no")], ids=repr
+)
+def test_an_outcome_may_cross_to_another_process(outcome: Outcome, protocol: int) -> None:
+    again = pickle.loads(pickle.dumps(outcome, protocol))
+    assert (type(again), again.args, vars(again)) == (type(outcome), outcome.args, vars(outcome))
+
+
+def yields(task: Task[Any]) -> Any:
+    yield task
+
+
+async def yields_later(task: Task[Any]) -> Any:
+    yield task
+
+
+@pytest.mark.parametrize("function", [yields, yields_later])
+async def test_a_generator_which_would_run_nothing_is_refused(function: Any) -> None:
+    app = Bide("memory:")
+    with pytest.raises(SetupError, match=f"{function.__name__} is a generator function"):
+        app.handler("work")(function)
+    app.handler("hidden", retry="never")(lambda task: function(task))
+    async with app, app.worker() as worker:
+        await app.schedule("hidden", None, key="k", delay="0s")
+        await worker.until_empty()
+        task = await task_of(app, "hidden", "k")
+    assert task.error == f"TypeError: the handler returned the generator {function.__name__}, which has not run"
 
 
 def test_an_interrupt_from_the_keyboard_ends_the_program_and_is_no_failure() -> None:
@@ -198,11 +350,6 @@ def test_a_forked_child_runs_plain_handlers_in_threads_of_its_own() -> None:
     assert in_a_child(again)
 
 
-@dataclass
-class Order:
-    number: int
-
-
 class Shop:
     """A handler that ends as it is told, and what its hooks heard."""
 
@@ -276,8 +423,46 @@ async def test_a_hook_that_fails_stops_nobody(
     async with TimeMachine(shop.app) as machine:
         await shop.refund.schedule(Order(42), key="42", delay="0s")
         await machine.advance("0s")
-    assert [state for _, state, _ in shop.told] == ["dead", "third"]
+    assert sorted(state for _, state, _ in shop.told) == ["dead", "third"]
     assert "on_dead hook for order.refund/42 failed" in caplog.text
+
+
+async def test_a_plain_hook_runs_in_a_thread_where_it_may_block(shop: Shop) -> None:
+    threads, answers = list[threading.Thread](), list[str]()
+
+    @shop.app.on_dead("order.refund")
+    def apologize(task: Task[Order]) -> None:
+        threads.append(threading.current_thread())
+        answers.append(shop.app.sync.schedule("order.apologize", 1, key=task.key, delay="1h").result)
+
+    shop.end = Dead("no such bank")
+    async with shop.app, shop.app.worker() as worker:
+        await shop.refund.schedule(Order(42), key="42", delay="0s")
+        await worker.until_empty()
+        await until(lambda: answers, "the hook to end")
+    assert threads != [threading.main_thread()]
+    assert answers == ["created"]
+
+
+@virtual
+async def test_a_hook_that_never_ends_has_no_longer_than_the_grace(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = world.app(grace="30s")
+    app.on_dead("work")(lambda task: forever())
+
+    @app.handler("work")
+    async def work(task: Task[Any]) -> None:
+        raise Dead("at once")
+
+    async with app:
+        before = asyncio.all_tasks()
+        async with app.worker() as worker:
+            await work.schedule(None, key="k", delay="0s")
+            await worker.until_empty()
+        assert asyncio.all_tasks() == before
+        assert world.elapsed == pytest.approx(30_000, abs=100)
+    assert "on_dead hook for work/k is cut off" in caplog.text
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "in the middle of a handler"])

@@ -19,7 +19,8 @@ import pytest
 from tests.programs import python
 from tests.waiting import PATIENCE, forever, pause, until
 
-from bide import Bide, Fixed, Handler, LeaseLost, Result, StoreFull, SystemClock, Task
+from bide import Bide, Dead, Defer, Done, Fixed, Handler, LeaseLost, Result, SetupError, StoreFull, SystemClock, Task
+from bide.core.outcomes import Outcome
 from bide.stores.sqlite import SqliteStore
 from bide.testing import ManualClock, TimeMachine
 
@@ -238,6 +239,68 @@ async def test_where_there_is_no_common_database_it_says_so() -> None:
         [fired] = await machine.advance("0s")
     assert "SetupError" in (fired.error or "")
     assert "shares no database" in (fired.error or "")
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+async def test_done_raised_inside_is_a_failure_since_it_undoes_the_effect(shop: Shop, *, grouped: bool) -> None:
+    async def done(task: Task[Order]) -> None:
+        if task.attempt == 1:
+            raise ExceptionGroup("of a task group", [Done()]) if grouped else Done
+
+    shop.inside = done
+    async with TimeMachine(shop.app, store=shop.store) as machine:
+        await shop.cancel.schedule(Order(1), key="1", delay="0s")
+        fired = await machine.advance("10s")
+    assert [one.outcome for one in fired] == ["retry", "done"]
+    assert "leave the block instead" in str(shop.raised[0])
+    assert shop.orders[0] == ("cancelled", 1)
+
+
+@pytest.mark.parametrize("ended", [Defer("1h"), Dead("no"), Done(again_in="1h"), ValueError("no mail")], ids=repr)
+@pytest.mark.parametrize("inside", [True, False], ids=["in the block", "after it"])
+async def test_what_comes_too_late_for_the_commit_is_in_the_log(
+    shop: Shop, ended: Exception, caplog: pytest.LogCaptureFixture, *, inside: bool
+) -> None:
+    @shop.app.handler("order.pay")
+    async def pay(task: Task[Order]) -> Any:
+        async with task.transaction():
+            if inside and isinstance(ended, Outcome):
+                return ended
+        raise ended
+
+    async with TimeMachine(shop.app, store=shop.store) as machine:
+        await pay.schedule(Order(1), key="1", delay="0s")
+        assert [one.outcome for one in await machine.advance("2h")] == ["done"]
+    [record] = [one for one in caplog.records if "is discarded" in one.message]
+    assert record.message.startswith("order.pay/1: ")
+    assert f"{type(ended).__name__}: {ended}" in record.message
+    assert bool(record.exc_info) is isinstance(ended, ValueError)
+
+
+async def test_done_after_the_block_says_nothing(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    async def done(task: Task[Order]) -> None:
+        raise Done
+
+    shop.after = done
+    async with TimeMachine(shop.app, store=shop.store) as machine:
+        await shop.cancel.schedule(Order(1), key="1", delay="0s")
+        assert [one.outcome for one in await machine.advance("2h")] == ["done"]
+    assert not [one for one in caplog.records if one.name == "bide.worker"]
+
+
+async def test_an_extension_inside_is_refused_and_does_not_wait_for_its_own_lock(shop: Shop) -> None:
+    async def extend(task: Task[Order]) -> None:
+        assert await task.extend("1m")
+
+    async def extend_once(task: Task[Order]) -> None:
+        if task.attempt == 1:
+            await extend(task)
+
+    shop.before, shop.inside = extend, extend_once
+    async with TimeMachine(shop.app, store=shop.store) as machine:
+        await shop.cancel.schedule(Order(1), key="1", delay="0s")
+        assert [one.outcome for one in await machine.advance("10s")] == ["retry", "done"]
+    assert [type(error) for error in shop.raised] == [SetupError]
 
 
 async def test_a_time_out_inside_undoes_everything(tmp_path: Path) -> None:

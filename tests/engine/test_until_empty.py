@@ -132,7 +132,7 @@ async def test_a_flood_that_is_past_its_deadline(world: World) -> None:
         await world.pause(10)
         async with app.worker() as worker:
             await worker.until_empty()
-            assert (await app.tally()).number() == len(mourned) == 95
+        assert (await app.tally()).number() == len(mourned) == 95
 
 
 @virtual

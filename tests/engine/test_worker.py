@@ -276,6 +276,56 @@ async def test_a_handler_cut_off_by_the_grace_counts_nothing_against_its_task(wo
 
 
 @virtual
+async def test_every_stop_waits_for_the_one_drain(world: World) -> None:
+    app, sent = world.app(grace="10s"), list[str]()
+
+    @app.handler("slow")
+    async def slow(task: Task[Any]) -> None:
+        await elapse(5)
+        sent.append((await app.schedule("next", None, key="n", delay="1h")).result)
+
+    async with app:
+        async with app.worker() as worker:
+            await slow.schedule(None, key="k", delay="0s")
+            await world.until(lambda: worker.stats.leased == 1)
+            stopping = asyncio.create_task(worker.stop())  # as the handler of a signal does
+            await world.pause(1)
+        assert (stopping.done(), sent, worker.stats.done) == (True, ["created"], 1)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["its own", "begun by another"])
+@virtual
+async def test_a_cancelled_stop_ends_the_grace_and_leaves_nothing_running(world: World, *, shared: bool) -> None:
+    app = world.app(grace="1h")
+
+    @app.handler("slow")
+    async def slow(task: Task[Any]) -> None:
+        await forever()
+
+    async def serve() -> None:
+        async with app.worker() as worker:
+            await world.until(lambda: worker.stats.leased == 1)
+            if shared:
+                others.append(asyncio.create_task(worker.stop()))
+
+    others: list[asyncio.Task[None]] = []
+    async with app:
+        before = asyncio.all_tasks()
+        await slow.schedule(None, key="k", delay="0s")
+        serving = asyncio.create_task(serve())
+        await world.pause(10)
+        assert not serving.done()
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        await asyncio.gather(*others)
+        assert asyncio.all_tasks() == before
+        assert world.elapsed == pytest.approx(10_000, abs=100)
+        task = await task_of(app, "slow", "k")
+        assert (task.state, task.attempt, task.failures) == ("waiting", 0, 0)
+
+
+@virtual
 async def test_no_topic_holds_up_another(world: World) -> None:
     """P6: a flood of slow tasks fills its own slots and its share of the worker's, never the others'."""
     app, late = world.app(concurrency=20), []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from bide.core.errors import BadInput
 from bide.core.instants import Due, Length, When, due_later
@@ -12,6 +12,10 @@ from bide.core.names import error_text, text_of
 class Outcome(Exception):
     """The base class of the four outcomes. It is an exception so that a handler can raise it from any depth. A
     wall-clock time without a date, such as "08:00 Asia/Tokyo", is read as of the settlement, by the worker's clock."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Unpickle it without a call of `__init__`, which takes other arguments than `args`."""
+        return Exception.__new__, (type(self), *self.args), self.__dict__
 
 
 class Done(Outcome):
@@ -56,6 +60,14 @@ class Dead(Outcome):
     def __init__(self, why: object) -> None:
         self.why = _reason(why)
         super().__init__(self.why)
+
+
+def outcome_in(error: BaseException) -> BaseException:
+    """The outcome that alone is in an exception group, as of an `asyncio.TaskGroup`; else `error` itself."""
+    inner = error
+    while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
+        inner = inner.exceptions[0]
+    return inner if isinstance(inner, Outcome) else error
 
 
 End: TypeAlias = Outcome | BaseException | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
@@ -11,9 +10,12 @@ from typing import Any, TypeVar
 from bide.core.errors import StoreError
 from bide.core.names import text_of
 from bide.core.tasks import Task
+from bide.ports import call_in_thread, final_result, is_coroutine_function
 
 _log = logging.getLogger("bide.worker")
 T = TypeVar("T")
+LEAST_PATIENCE = 1.0
+"""Seconds that hooks have to end although the grace is over, and once more after they were cancelled."""
 
 
 def log_defect(task: asyncio.Task[Any]) -> None:
@@ -75,23 +77,34 @@ class Background:
         task.add_done_callback(self._running.discard)
 
     def call(self, hooks: Iterable[Callable[[Any], Any]], dead: Any) -> None:
-        """Call each `on_dead` hook with the task or row that died. An error in a hook is logged and stops nothing."""
-        for hook in hooks:
-            self.begin(_run(hook, dead), "on_dead")
+        """Call each `on_dead` hook with the task or row that died, a plain one in a thread.
 
-    async def ended(self) -> None:
-        """Wait for all that is running now."""
-        await asyncio.gather(*self._running, return_exceptions=True)
+        An error in a hook is logged and stops nothing.
+        """
+        for hook in hooks:
+            self.begin(_run(hook, dead), f"on_dead hook for {_named(dead)}")
+
+    async def ended(self, patience: float | None = None) -> None:
+        """Wait for all that is running now; after `patience` seconds cancel it. A thread goes on nevertheless."""
+        running = set(self._running)
+        if running:
+            _, running = await asyncio.wait(running, timeout=patience)
+        for task in running:
+            _log.warning("%s is cut off, since its worker stops", task.get_name())
+            task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=LEAST_PATIENCE)
 
 
 async def _run(hook: Callable[[Any], Any], dead: Any) -> None:
     try:
-        result = hook(dead)
-        if inspect.isawaitable(result):
-            await result
+        result = hook(dead) if is_coroutine_function(hook) else await call_in_thread(None, hook, dead)
+        await final_result(result)
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise
     except BaseException:  # noqa: BLE001 - a hook must not stop the worker, not even by sys.exit()
-        _log.exception(
-            "on_dead hook for %s failed", f"{dead.topic}/{dead.key}" if isinstance(dead, Task) else text_of(dead)
-        )
+        _log.exception("on_dead hook for %s failed", _named(dead))
+
+
+def _named(dead: object) -> str:
+    return f"{dead.topic}/{dead.key}" if isinstance(dead, Task) else text_of(dead)

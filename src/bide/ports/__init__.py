@@ -5,7 +5,7 @@ from __future__ import annotations
 from bide.ports.diagnosis import Diagnoses, Finding, HasSchema
 from bide.ports.facade import StoreFacade
 from bide.ports.instruments import Instrument, TableStats, TracePropagator, Wakes
-from bide.ports.sinks import Policy, Route, Sink, call_in_thread, is_coroutine_function
+from bide.ports.sinks import Policy, Route, Sink, call_in_thread, final_result, is_coroutine_function
 from bide.ports.store import (
     COUNTED,
     Features,
@@ -30,5 +30,5 @@ __all__ = [
     "Joined", "JoinsTransaction", "KeepsEvents", "Listening", "Notifies", "OnTaken", "OnWake", "Partitioned", "Pending",
     "Policy", "Raced", "Remote", "Route", "RowRefused", "ScaledClock", "Sink", "Store", "StoreFacade", "SystemClock",
     "Table", "TableStats", "Taken", "Timer", "TracePropagator", "Verbs", "Wakes", "WatchesTables", "WorkerRegistry",
-    "all_answers", "call_in_thread", "is_coroutine_function",
+    "all_answers", "call_in_thread", "final_result", "is_coroutine_function",
 ]  # fmt: skip

@@ -7,10 +7,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextvars import copy_context
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
+from bide.core.errors import SetupError
 from bide.core.instants import Millis
 from bide.core.outcomes import Outcome
 from bide.core.records import Topic
@@ -47,15 +49,30 @@ class Route(Policy, frozen=True, kw_only=True):
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """True for a coroutine function, decorated or not, and for an object whose `__call__` is one."""
-    made = inspect.unwrap(function), getattr(function, "__call__", None)  # noqa: B004 - its own `__call__` counts
-    return any(map(inspect.iscoroutinefunction, made))
+    """True for a coroutine function, a decorated one, and an object whose `__call__` is one: it is called on the loop.
+
+    Raises SetupError for a generator function: a call of it runs nothing.
+    """
+    its_call = getattr(function, "__call__", None)  # noqa: B004 - its own `__call__` counts
+    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (function, its_call)):
+        raise SetupError(f"{getattr(function, '__qualname__', function)} is a generator function: use no `yield`")
+    return any(map(inspect.iscoroutinefunction, (function, inspect.unwrap(function), its_call)))
 
 
-async def call_in_thread(threads: Executor, function: Callable[[Given], Got], given: Given) -> Got:
+async def final_result(result: Any) -> Any:
+    """The result of a handler, awaited if it is awaitable. Raises TypeError for a generator, which has run nothing."""
+    while inspect.isawaitable(result):
+        result = await result
+    if isinstance(result, GeneratorType | AsyncGeneratorType):
+        raise TypeError(f"the handler returned the generator {result.__qualname__}, which has not run")
+    return result
+
+
+async def call_in_thread(threads: Executor | None, function: Callable[[Given], Got], given: Given) -> Got:
     """Call it in a thread. A thread cannot be stopped, so even a cancelled call waits for its end.
 
-    Raises what it raises; RuntimeError for a KeyboardInterrupt, which interrupts nothing there.
+    `threads`: None for those of the loop. Raises what it raises; RuntimeError for a KeyboardInterrupt, which interrupts
+    nothing there.
     """
 
     def call() -> tuple[Got, None] | tuple[None, BaseException]:

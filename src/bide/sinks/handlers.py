@@ -7,13 +7,15 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import CoroutineType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from bide.core.errors import BadPayload, SetupError
 from bide.core.outcomes import Dead, Outcome
 from bide.core.payloads import Decode, checker_for, decoder_for
 from bide.core.tasks import Task
-from bide.ports import call_in_thread, is_coroutine_function
+from bide.ports import call_in_thread, final_result, is_coroutine_function
 
 _log = logging.getLogger("bide.handlers")
 Function = Callable[[Task[Any]], Any]
@@ -55,19 +57,21 @@ class PythonHandler:
         except BadPayload as error:
             return Dead(str(error))
         called = self._function(task) if self.asynchronous else call_in_thread(self._pool_here(), self._function, task)
-        result = await called
+        result = await called if type(called) is CoroutineType else called
         if result is None or isinstance(result, Outcome):
             return result
-        self._check_result(result)
-        return None
+        return self._outcome_of(await final_result(result))
 
-    def _check_result(self, result: object) -> None:
-        """Handle a result that is not an outcome: raise for an outcome's class, else treat it as done and warn once."""
+    def _outcome_of(self, result: object) -> Outcome | None:
+        """The outcome of any result: TypeError for an outcome's class, done and one warning for what is no outcome."""
+        if result is None or isinstance(result, Outcome):
+            return result
         if isinstance(result, type) and issubclass(result, Outcome):
             raise TypeError(f"the handler returned the class {result.__name__}; return {result.__name__}(...)")
         if not self._warned:
             self._warned = True
             _log.warning("%s returned %s, which is not an outcome: counted as done", self._name, type(result).__name__)
+        return None
 
     def _pool_here(self) -> ThreadPoolExecutor:
         process = os.getpid()
@@ -86,8 +90,13 @@ def declared_payload(function: Function, names: Mapping[str, Any] | None = None)
     name = getattr(function, "__qualname__", repr(function))
     if not parameters or any(parameter.default is parameter.empty for parameter in parameters[1:]):
         raise SetupError(f"handler {name}: it must take one argument, the task: def {name}(task: Task[...])")
+    annotated: Any = function
+    while isinstance(annotated, partial):
+        annotated = annotated.func
+    if not (inspect.isroutine(annotated) or hasattr(annotated, "__wrapped__")):
+        annotated = type(annotated).__call__
     try:
-        hints = get_type_hints(function, localns=dict(names or {}))
+        hints = get_type_hints(annotated, localns=dict(names or {}))
     except NameError as error:
         raise SetupError(f"handler {name}: its annotation cannot be resolved ({error})") from None
     hint = hints.get(parameters[0].name, Any)

@@ -21,8 +21,9 @@ from typing import Any, Protocol
 
 from bide.core.errors import LeaseLost, SetupError
 from bide.core.instants import Length, Millis, When, duration
+from bide.core.names import error_text
 from bide.core.options import known_options
-from bide.core.outcomes import Done, End
+from bide.core.outcomes import Done, End, Outcome, outcome_in
 from bide.core.records import Lease, Record, Settlement
 from bide.core.recurrence.plan import Overlap
 from bide.core.tasks import Task
@@ -30,7 +31,7 @@ from bide.engine.background import log_defect
 from bide.engine.config import EngineConfig
 from bide.engine.delivery.occurrences import replaced_at
 from bide.engine.delivery.settlement import completion
-from bide.engine.session import joining, set_running
+from bide.engine.session import joined_to, joining, set_running
 from bide.ports import Clock, Route, Store
 
 _log = logging.getLogger("bide.worker")
@@ -61,7 +62,7 @@ class Delivery(Task[Any]):
     `over` is set once the outcome is settled or discarded, even if the handler goes on.
     """
 
-    __slots__ = ("_began", "_owner", "expires", "over", "ran_from", "runner", "timer")
+    __slots__ = ("_began", "_owner", "committed", "expires", "over", "ran_from", "runner", "timer")
 
     def __init__(self, record: Record, owner: DeliveryOwner, expires: float, began: Millis) -> None:
         super().__init__(record)
@@ -70,6 +71,8 @@ class Delivery(Task[Any]):
         self.expires = expires
         """When the lease expires, by the loop's clock. Measured from before the request, so never too late."""
         self.over = False
+        self.committed = False
+        """True if the handler's own transaction has settled it."""
         self.runner: asyncio.Task[None] | None = None
         self.ran_from = 0.0
         """When its time limit began, by the loop's clock."""
@@ -113,16 +116,23 @@ class Delivery(Task[Any]):
                 # No extension may be sent from here on: the commit ends the lease, so the store would refuse it, and
                 # the worker would cancel the handler after its commit.
                 self.over = committing = True
-        except BaseException:
+        except BaseException as error:
             if committing:
                 self.over = False
+            if isinstance(outcome_in(error), Done):
+                raise SetupError(
+                    "Done() raised within task.transaction() rolls the transaction back: leave the block instead"
+                ) from error
             raise
+        self.committed = True
         self._owner.completed(self, ended)
 
     async def extend(self, by: Length) -> bool:
-        clock, length = self._owner.clock, duration(by, field="by")
+        store, clock, length = self._owner.store, self._owner.clock, duration(by, field="by")
+        if joined_to(store) is not None:
+            raise SetupError("task.extend() within a transaction may wait for its locks: call it before the block")
         now = clock.now()
-        kept = (await self._owner.store.extend([self.lease], now=now, until=now + clock.span(length)))[0]
+        kept = (await store.extend([self.lease], now=now, until=now + clock.span(length)))[0]
         if kept:
             self.expires = max(self.expires, asyncio.get_running_loop().time() + length / 1000)
         return kept
@@ -263,7 +273,7 @@ class TopicExecutor:
                 raise
             ended = raised
         except BaseException as raised:  # noqa: BLE001 - any exception of a handler is the outcome of its delivery
-            ended = raised
+            ended = outcome_in(raised)
         try:
             if delivery.timer is not None:
                 delivery.timer.cancel()
@@ -271,6 +281,11 @@ class TopicExecutor:
                 set_running(None)
             if not delivery.over:
                 self._ended(delivery, ended)
+            elif delivery.committed and ended is not None and (not isinstance(ended, Done) or ended.again is not None):
+                _log.warning(
+                    "%s/%s: its transaction has settled it, so this is discarded: %s", delivery.topic, delivery.key,
+                    error_text(ended), exc_info=None if isinstance(ended, Outcome) else ended,
+                )  # fmt: skip
         finally:
             self.running.pop(delivery, None)
             self._done_with(delivery)

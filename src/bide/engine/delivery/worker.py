@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import islice
-from typing import Self
+from typing import Any, Self
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -25,7 +25,7 @@ from bide.core.instants import NEVER, Millis
 from bide.core.names import new_id
 from bide.core.outcomes import End, Outcome, Retry
 from bide.core.records import Leased, NewTask, OutcomeKind, Record, Settlement, Topic
-from bide.engine.background import Background, begin
+from bide.engine.background import LEAST_PATIENCE, Background, begin
 from bide.engine.client import Client
 from bide.engine.delivery.executor import Delivery, TopicExecutor
 from bide.engine.delivery.lease_extender import LeaseExtender
@@ -95,6 +95,9 @@ class Worker(LeaseLoop):
         )  # fmt: skip
         self._listening: Listening | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._draining: asyncio.Task[None] | None = None
+        self._hurry: asyncio.Future[None]
+        """Ends the grace of the drain."""
         self._hooks = Background()
         self._starting = Background()
         """Occurrences that are being added as tasks of their own."""
@@ -137,24 +140,42 @@ class Worker(LeaseLoop):
     async def stop(self, *, grace: Millis | None = None) -> None:
         """Drain: stop leasing, return unstarted tasks, let running handlers end, and cancel them after `grace`.
 
-        A handler cancelled this way does not count against its task.
+        A handler cancelled this way does not count against its task. Every call waits for the end of the one drain, in
+        the grace of the first call. If a call is cancelled, the grace ends at once, and the call ends with the drain.
         """
-        if self._stopping:
-            return
+        if self._draining is None:
+            loop, length = asyncio.get_running_loop(), self.config.grace if grace is None else grace
+            self._hurry = loop.create_future()
+            self._draining = loop.create_task(self._drain(length / 1000, self._hurry), name="bide drain")
+        try:
+            await asyncio.shield(self._draining)
+        except asyncio.CancelledError:
+            if not self._hurry.done():
+                self._hurry.set_result(None)
+            await asyncio.wait([self._draining])
+            raise
+
+    async def _drain(self, grace: float, hurry: asyncio.Future[None]) -> None:
+        """Drain in `grace` seconds, or less once `hurry` is done."""
+        ends = asyncio.get_running_loop().time() + grace
         await self._stop_leasing()
         if self._listening is not None:
             await self._listening.close()
         for executor in self._executors.values():
             self._release(executor.take_unstarted())
-        ends = (self.config.grace if grace is None else grace) / 1000
-        tables = (table.stop(ends) for table in self.tables)
-        await asyncio.gather(*tables, *(executor.idle(ends) for executor in self._executors.values()))
+        tables = asyncio.gather(*(table.stop(grace) for table in self.tables))
+        idle = asyncio.gather(*(executor.idle(grace) for executor in self._executors.values()))
+        either: list[asyncio.Future[Any]] = [idle, hurry]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.gather(*(executor.close() for executor in self._executors.values()), self._starting.ended())
+        idle.cancel()
+        await tables
         await self._settler.drain()
         self._end_waits(self._emptied)
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, self._hooks.ended(), return_exceptions=True)
+        left = 0.0 if hurry.done() else ends - asyncio.get_running_loop().time()
+        await asyncio.gather(*self._tasks, self._hooks.ended(max(left, LEAST_PATIENCE)), return_exceptions=True)
         await self._lease_extender.leave()
 
     async def until_empty(self) -> None:
