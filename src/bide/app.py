@@ -273,13 +273,13 @@ class Bide(Client):
                 whole_number(field, count, 1, 1_000_000)
 
         def declare(sink: Sink, slots: int) -> None:
+            self.retain(
+                topic, done=how.get("keep_done"), cancelled=how.get("keep_cancelled"), dead=how.get("keep_dead")
+            )
             self.routes[topic] = Route(
                 topic=topic, sink=sink, retry=retries, concurrency=slots, timeout=limit,
                 losses=losses or self.settings.losses, on_dead=self._dead_hooks.setdefault(topic, []),
             )  # fmt: skip
-            self.retain(
-                topic, done=how.get("keep_done"), cancelled=how.get("keep_cancelled"), dead=how.get("keep_dead")
-            )
 
         return declare
 

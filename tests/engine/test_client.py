@@ -143,6 +143,9 @@ async def test_a_handler_is_declared_once_and_rightly() -> None:
         app.new("other")
     with pytest.raises(BadInput, match="timeout"):
         app.handler("w", timeout="0s")
+    with pytest.raises(BadInput, match="keep_done"):
+        app.handler("w", keep_done=5)(first.__wrapped__)  # type: ignore[arg-type]
+    assert list(app.routes) == ["t"]
     with pytest.raises(BadInput, match="topics"):
         app.worker(topics=["unknown"])
     with pytest.raises(BadInput, match="store URL"):

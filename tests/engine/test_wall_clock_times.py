@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ async def test_what_reads_and_steers_takes_them() -> None:
         await app.reschedule_many([(("t", "a"), "tomorrow 20:00 Europe/Rome")])
         bounds = ("tomorrow 20:00 Europe/Rome", "sunday 20:01 Europe/Rome")
         assert [task.key async for task in app.find(wake_from=bounds[0], wake_before=bounds[1])] == ["a"]
+        found = await asyncio.to_thread(lambda: list(app.sync.find(wake_from=bounds[0], wake_before=bounds[1])))
+        assert [task.key for task in found] == ["a"]
         tally = await app.tally(bounds)
         assert tally.forecast["t"][0].number == 1
         await app.recurring.add("r", Cron("@daily", zone="Europe/Rome", start="2030-03-01 00:00"))

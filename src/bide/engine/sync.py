@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from bide.core.errors import NotOpen, OutcomeUnknown, SetupError
-from bide.core.instants import When
+from bide.core.instants import Millis, When
 from bide.core.records import NewTask
 from bide.core.tasks import Task
 from bide.engine.client import Client, JoinedClient
@@ -118,9 +118,14 @@ class SyncVerbs(ABC):
         page: int = 500,
     ) -> Iterator[Task[Any]]:
         """All matching tasks; see `ClientVerbs.find`."""
-        pages = Pages(filter_of(topic, state, group, wake_from, wake_before), page)
+        where = filter_of(topic, state, group, wake_from, wake_before, now=lambda: self._run(_now))
+        pages = Pages(where, page)
         while not pages.over:
             yield from map(Task, self._run(pages.read))
+
+
+async def _now(client: ClientVerbs) -> Millis:
+    return client.clock.now()
 
 
 def _run_on(loop: asyncio.AbstractEventLoop, verb: Coroutine[Any, Any, R]) -> R:

@@ -77,8 +77,8 @@ async def test_every_statement_uses_the_index_on_a_table_without_statistics(plac
         plan = "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN {text}", *arguments))
         assert "using posts_due" in plan, plan
         assert "Seq Scan" not in plan, plan
-        # with locks the condition is asked again, of the rows that the index has led to
-        assert query == "take" or "Filter" not in plan, plan
+        # a row that the index has led to is asked for its id alone; with locks for the condition again
+        assert query == "take" or "Filter" not in plan.replace("Filter: (id IS NOT NULL)", ""), plan
         assert "Sort" not in plan, plan
 
 
