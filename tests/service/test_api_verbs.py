@@ -679,6 +679,21 @@ def test_an_unknown_field_is_named_with_the_nearest_there_is(plain: Api, topic: 
     assert "rungs" not in reply.json["detail"]
 
 
+@pytest.mark.parametrize(
+    ("path", "ask", "field", "said"),
+    [
+        ("/v1/cancel", {"group": "a", "key": "b"}, "key", "there are group, topic"),
+        ("/v1/cancel", [{"topic": "a", "key": "b", "group": "c"}], "[0].group", "there are if_token, key, topic"),
+        ("/v1/extend", {"leases": [], "token": 1}, "token", "there are lease_for, leases"),
+    ],
+)
+def test_an_unknown_field_is_answered_with_the_names_of_its_place(
+    plain: Api, path: str, ask: Any, field: str, said: str
+) -> None:
+    reply = plain("POST", path, ask)
+    assert (reply.status, reply.json["field"], reply.json["accepted"]) == (422, field, f"no such field; {said}")
+
+
 # --- wall-clock times
 
 
