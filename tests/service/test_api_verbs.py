@@ -220,6 +220,17 @@ def test_a_condition_may_be_weak_or_a_list(plain: Api, topic: str, form: str) ->
     assert plain("DELETE", at(topic, "none"), headers={"if-match": "*"}).answer == (412, "not_found")
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_condition_in_two_lines_is_one_list(plain: Api, small: Running, topic: str, place: int) -> None:
+    tags = ['"7"', '"8"']
+    plain.put(topic, "42")
+    tags[place] = plain("GET", at(topic, "42")).headers["etag"]
+    for method, name, status in (("GET", "If-None-Match", "304"), ("DELETE", "If-Match", "200")):
+        lines = "".join(f"{name}: {tag}\r\n" for tag in tags)
+        head = f"{method} {at(topic, '42')} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{lines}\r\n"
+        assert answered(small, head.encode()).startswith(f"HTTP/1.1 {status} ".encode()), method
+
+
 # --- names
 
 KEYS = ["a/b", "a:b", "a?b=c", "%", "%2F", "..", ".", "a b", "a+b", "a&b", "#", "ü€𝄞", "e\u0301", "k" * 200, "ü" * 100,

@@ -267,6 +267,10 @@ class Request:
         self.raw_query: bytes = scope["query_string"]
         """The query after the question mark, as it was sent."""
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        if len(self.headers) != len(scope["headers"]):
+            for name in (b"if-match", b"if-none-match"):
+                if name in self.headers:  # several lines are one list (RFC 9110, 5.3)
+                    self.headers[name] = b", ".join(value for sent, value in scope["headers"] if sent == name)
         self._scope = scope
         self.proxies: Networks = ()
         """The proxies whose X-Forwarded-For is trusted."""
