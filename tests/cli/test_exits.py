@@ -76,6 +76,7 @@ ONE_HOUR = ("--delay", "1h")
         (("demo", "--port", "soon"), "--port", "'soon'", "a whole number from 0 to 65,535"),
         (("lss",), "command", "'lss'", "did you mean 'ls'"),
         (("ls", "--stat", "dead"), "--stat", "", "--state"),
+        (("serve", "--store", "http://127.0.0.1:9"), "store", "'http://127.0.0.1:9'", "of the store itself"),
         (("work", "shop"), "MODULE:APP", "'shop'", "such as shop:app"),
         (("work", "nowhere:app"), "MODULE:APP", "'nowhere:app'", "can be imported"),
         (("work", "json:app"), "MODULE:APP", "'json:app'", "the name of a Bide object"),

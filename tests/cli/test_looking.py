@@ -172,6 +172,15 @@ def test_show_says_how_late_it_ran_and_why(line: CommandLine) -> None:
         assert re.search(rf"^{name} +\S", shown, re.MULTILINE), name
 
 
+def test_why_is_shown_without_the_marks_around_names(line: CommandLine) -> None:
+    line.run("schedule", "t", "--key", "k", "--delay", "1h")
+    line.run("pause", "t")
+    shown = line.run("show", "t", "k").stdout
+    assert "paused the topic at" in shown
+    assert "u2068" not in shown
+    assert "u2069" not in shown
+
+
 def test_a_terminal_is_not_obeyed(line: CommandLine) -> None:
     line.run("schedule", "t", "-", "--bytes", "--key", "k", "--delay", "1h", given="\x1b[2J\x07")
     line.run("schedule", "t", '"\x7f\u202e"', "--key", "j", "--delay", "1h")

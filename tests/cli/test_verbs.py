@@ -123,6 +123,8 @@ def test_many_stops_at_a_bad_line_and_says_what_is_done(line: CommandLine) -> No
     assert "1,000 tasks of earlier lines are scheduled, and none from line 1001 on" in complaint
     given = given.replace("5 parsecs", "5s")
     assert line.run("schedule", "t", "--many", "-", "--from", "1001", given=given).stdout == "1 tasks: 1 created\n"
+    assert "--from: 1002 is not accepted" in line.error("schedule", "t", "--many", "-", "--from", "1002", given=given)
+    assert line.run("schedule", "t", "--many", "-", given="\n").stdout == "no tasks: the file is empty\n"
     for bad in ("[1]", '{"delay": "1h", "prioriti": 3}', '{"delay": '):
         assert "line 1: " in line.error("schedule", "t", "--many", "-", given=bad)
     assert "line 1, topic" in line.error("schedule", "--many", "-", given='{"delay": "1h"}')
@@ -529,6 +531,7 @@ def test_wall_clock_times(line: CommandLine, tmp_path: Path) -> None:
     [shape] = line.json("ls", "--topic", "t", "--before", "2099-01-31 08:01 Asia/Shanghai")
     assert shape["key"] == "m"
     assert "without a zone" in line.error("schedule", "t", "--at", "tomorrow 20:00")
-    assert "not UTC and Europe/Rome" in line.error("schedule", "t", "--at", "20:00 UTC", "--zone", "Europe/Rome")
+    named = line.one("schedule", "t", "--at", "2099-01-31 07:00 UTC", "--zone", "Europe/Rome")["task"]
+    assert named["due_at"] == "2099-01-31T07:00:00.000Z"
     assert line.error("move", "t", "k", "--delay", "1h", "--zone", "Rome").startswith("bide: zone: 'Rome'")
     assert "each line has its own" in line.error("schedule", "--many", "lines", "--zone", "UTC")

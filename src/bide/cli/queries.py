@@ -156,13 +156,18 @@ def show(context: Context, topic: str, key: str) -> Exit:
     return context.open(work)
 
 
+_ISOLATES = dict.fromkeys((0x2068, 0x2069))
+"""The characters around names in the console's sentences; a terminal shows them as escapes."""
+
+
 def _reasons(life: TaskHistory, pause: Pause | None) -> list[str]:
     """The reasons for its lateness, in the console's sentences."""
     from bide.service.console.i18n import Locale
     from bide.service.console.sentences import reasons
 
     zone = datetime.now().astimezone().tzinfo or UTC
-    return [printable(why) for why in reasons(Locale("en", "", zone, current_millis()), life, pause)]
+    found = reasons(Locale("en", "", zone, current_millis()), life, pause)
+    return [printable(why.translate(_ISOLATES)) for why in found]
 
 
 def _delivery_shape(last: Attempt, why: Sequence[str]) -> dict[str, Any]:

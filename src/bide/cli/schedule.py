@@ -155,6 +155,8 @@ def _schedule_lines(context: Context, path: str, topic: str | None, first: int) 
                     if context.json:
                         print_json(answer_shape(answer))
                 progress(sum(len(line) for _, line in page))
+        if not totals and first > 1:
+            raise BadInput("--from", first, f"a line of {path} at or before its last task")
         if not context.json:
             click.echo(f"{totals.total():,} tasks: {totals_words(totals)}" if totals else "no tasks: the file is empty")
         return Exit.DONE if all_ok else Exit.NOT_DONE

@@ -11,7 +11,7 @@ import click
 from bide.app import Bide
 from bide.cli.context import Context, WholeNumber, shared_options, without_password
 from bide.cli.exits import Exit, Shutdown, run_loop
-from bide.core.errors import MissingExtra
+from bide.core.errors import BadInput, MissingExtra
 from bide.service.logs import LEVELS
 from bide.settings import PREFIX, Settings
 
@@ -75,6 +75,8 @@ def serve(
             logging.getLogger("bide.serve").setLevel(logging.ERROR)  # the demo prints its address itself
     else:
         app = Bide(settings=Settings.from_env(store=store))
+    if app.url.startswith(("http:", "https:")):
+        raise BadInput("store", without_password(app.url), "the URL of the store itself, not of a service")
     running = serving.serve(
         app, config, host=host, port=port, insecure=insecure, shown_store=without_password(app.url),
         companion=companion, begin=Shutdown().begin,

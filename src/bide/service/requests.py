@@ -15,7 +15,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, MutableMapping
 from difflib import get_close_matches
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -99,7 +99,7 @@ def bad_body(error: Exception, accepted: str, kind: Any, body: bytes) -> Problem
     said = text[: found.start()] if found else text
     unknown = _UNKNOWN_FIELD.fullmatch(said)
     if unknown is not None:
-        names = sorted(_fields_of(kind, re.findall(r"\.(\w+)", found[1]) if found else []))
+        names = sorted(_fields_of(kind, re.findall(r"\.\w+|\[", found[1]) if found else []))
         near = get_close_matches(unknown[1], names, n=1)
         said = f"no such field; did you mean {near[0]}?" if near else f"no such field; there are {', '.join(names)}"
         field = unknown[1] if field in ("body", "") else f"{field}.{unknown[1]}"
@@ -111,12 +111,16 @@ def bad_body(error: Exception, accepted: str, kind: Any, body: bytes) -> Problem
 
 
 def _fields_of(kind: Any, place: list[str]) -> set[str]:
-    """The names of the fields at a place within a type of `schemas`; the place is named by the fields around it."""
+    """The names of the fields at a place within a type of `schemas`: by `.name` in an object and by `[` in a list."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         fields = msgspec.structs.fields(kind)
         if not place:
             return {one.encode_name for one in fields}
-        return set[str]().union(*(_fields_of(one.type, place[1:]) for one in fields if one.encode_name == place[0]))
+        return set[str]().union(
+            *(_fields_of(one.type, place[1:]) for one in fields if f".{one.encode_name}" == place[0])
+        )
+    if get_origin(kind) in (list, dict):
+        place = place[1:] if place[:1] == ["["] else [""]
     return set[str]().union(*(_fields_of(one, place) for one in get_args(kind)))
 
 
@@ -263,6 +267,10 @@ class Request:
         self.raw_query: bytes = scope["query_string"]
         """The query after the question mark, as it was sent."""
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        if len(self.headers) != len(scope["headers"]):
+            for name in (b"if-match", b"if-none-match"):
+                if name in self.headers:  # several lines are one list (RFC 9110, 5.3)
+                    self.headers[name] = b", ".join(value for sent, value in scope["headers"] if sent == name)
         self._scope = scope
         self.proxies: Networks = ()
         """The proxies whose X-Forwarded-For is trusted."""

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from functools import partial
 from typing import NamedTuple
 
-from bide.core.errors import OutcomeUnknown, StoreError
+from bide.core.errors import BadInput, OutcomeUnknown, StoreError
 from bide.core.events import Event
 from bide.core.names import check_topic
 from bide.core.options import TRACE_HEADERS
@@ -47,6 +47,7 @@ from bide.service.verbs import ConsumerVerbs, Verbs
 _log = logging.getLogger("bide.service")
 _OPEN = frozenset({b"/healthz", b"/readyz", b"/openapi.json"})
 """Paths that need no authentication, since they reveal nothing about tasks."""
+_WITHOUT_QUERY = frozenset(call.name for call in CALLS if not call.query)
 _FAREWELL = 1.0
 """The most seconds for sending the end of a stream."""
 _GONE = 499
@@ -111,6 +112,9 @@ class Service:
             if not known:
                 await self._authenticate(request)
                 await request.read()
+                if request.raw_query and name in _WITHOUT_QUERY:
+                    accepted = "no query; a question mark within a topic or a key is %3F"
+                    raise BadInput("query", request.raw_query.decode("latin-1"), accepted)
             elif name != "console":  # a page reads its body itself, after authenticating the viewer
                 await request.read(OPEN_LIMIT)
             with acting_as(request.caller.name, audit), self._traced(request):
