@@ -358,6 +358,24 @@ def test_with_a_token_that_may_only_read(line: CommandLine, tmp_path: Path, monk
         assert "not shown: the token may not read every topic" in said
 
 
+def test_doctor_makes_the_checks_that_the_token_allows(
+    line: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(f"sqlite:///{tmp_path}/served.db") as one:
+        token = one.run(make(one.app, "reads", frozenset({Verb.READ})))[1].split()[1]
+        narrow = one.run(make(one.app, "events", frozenset({Verb.EVENTS})))[1].split()[1]
+        monkeypatch.setenv("BIDE_TOKEN", token)
+        found = line.json("doctor", "--store", one.url)
+        assert "no dead tasks" in [note["what"] for note in found]
+        workers, events = [note["what"] for note in found if note["level"] == "warning"]
+        assert "'reads' may not work" in workers
+        assert "'reads' may not events" in events
+        monkeypatch.setenv("BIDE_TOKEN", narrow)
+        found = line.json("doctor", "--store", one.url)
+        assert "event log: empty" in [note["what"] for note in found]
+        assert ["'events' may not read" in note["what"] for note in found if note["level"] == "warning"] == [True] * 2
+
+
 @pytest.mark.parametrize("every", ["2", "0s", "100ms", "2h", "often"])
 def test_how_often(line: CommandLine, every: str) -> None:
     assert "--every" in line.error("top", "--every", every)

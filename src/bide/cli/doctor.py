@@ -22,7 +22,7 @@ from bide.app import Bide
 from bide.cli.context import Context, shared_options
 from bide.cli.exits import Exit
 from bide.cli.output import count_words, current_millis, length_words, paused_words, relative_words
-from bide.core.errors import BadInput, BideError
+from bide.core.errors import BadInput, BideError, SetupError
 from bide.core.instants import Millis, as_datetime
 from bide.core.names import new_id
 from bide.core.records import State
@@ -129,30 +129,29 @@ async def check_store(app: Bide) -> list[Note]:
             else Note(Level.ERROR if one.severe else Level.WARNING, one.what, one.advice)
             for one in await features.diagnosis.diagnose()
         ]  # fmt: skip
-    notes.append(await _store_clock(app))
-    notes += await _workers(app)
-    notes += await _dead(app)
-    if features.events is not None:
-        events = await app.events(limit=_SAMPLE)
-        notes.append(_log(app, events[0].at if events else None, len(events)))
+    for check in (_store_clock, _workers, _dead, _log):
+        try:
+            notes += await check(app)
+        except SetupError as error:  # a service allows this token other calls
+            notes.append(Note(Level.WARNING, str(error), "this check needs a token that may"))
     return notes
 
 
-async def _store_clock(app: Bide) -> Note:
+async def _store_clock(app: Bide) -> list[Note]:
     """Compare this machine's clock with the store's, or, if that has none, with the newest event."""
     now = current_millis()  # the app's clock may be the store's
     if (clock := app.store.features.clock) is not None:
         skew = await clock.time() - now
         if abs(skew) > _SKEW:
             what = f"this machine's clock differs from the store's by {length_words(skew)}"
-            return Note(Level.WARNING, what, "bide corrects for it; still, synchronise both clocks")
-        return Note(Level.OK, f"this machine's clock and the store's agree within {max(1, abs(skew))} ms")
+            return [Note(Level.WARNING, what, "bide corrects for it; still, synchronise both clocks")]
+        return [Note(Level.OK, f"this machine's clock and the store's agree within {max(1, abs(skew))} ms")]
     events = await app.events(limit=1)
     newest = max((event.at for event in events), default=0)
     if newest > now + _SKEW:
         what = f"the newest event is from the future: {relative_words(newest, now)}"
-        return Note(Level.WARNING, what, "the clock was set back: tasks scheduled before come that much later")
-    return Note(Level.OK, "no event in the store is from the future")
+        return [Note(Level.WARNING, what, "the clock was set back: tasks scheduled before come that much later")]
+    return [Note(Level.OK, "no event in the store is from the future")]
 
 
 async def _workers(app: Bide) -> list[Note]:
@@ -197,11 +196,14 @@ async def _dead(app: Bide) -> list[Note]:
     return [Note(Level.WARNING, f"dead tasks: {words}", advice)]
 
 
-def _log(app: Bide, newest: Millis | None, number: int) -> Note:
-    if newest is None:
-        return Note(Level.OK, "event log: empty")
-    many = f"{number} events" if number < _SAMPLE else f"{_SAMPLE} events or more"
-    return Note(Level.OK, f"event log: {many}, the newest {relative_words(newest, app.clock.now())}")
+async def _log(app: Bide) -> list[Note]:
+    if app.store.features.events is None:
+        return []
+    events = await app.events(limit=_SAMPLE)
+    if not events:
+        return [Note(Level.OK, "event log: empty")]
+    many = f"{len(events)} events" if len(events) < _SAMPLE else f"{_SAMPLE} events or more"
+    return [Note(Level.OK, f"event log: {many}, the newest {relative_words(events[0].at, app.clock.now())}")]
 
 
 @click.command()

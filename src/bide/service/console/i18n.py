@@ -15,11 +15,11 @@ import unicodedata
 from collections.abc import Mapping
 from datetime import UTC, datetime, tzinfo
 from importlib.resources import files
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from bide.core.errors import BadInput
 from bide.core.instants import Millis, as_datetime, check_instant, duration, instant, rough_text
 from bide.core.records import Count
+from bide.core.wall_clock import wall_time, zone_info
 
 LANGUAGES = ("en", "zh")
 _UNITS = {"en": ("d", "h", "m", "s"), "zh": ("天", "小时", "分", "秒")}
@@ -68,8 +68,8 @@ def zone_of(name: str | None) -> tuple[str, tzinfo]:
     """The time zone of this name, as browsers name it; UTC if it is unknown."""
     if name is not None and len(name) <= 64 and _ZONE.fullmatch(name):
         try:
-            return name, ZoneInfo(name)
-        except (ZoneInfoNotFoundError, ValueError, OSError):
+            return name, zone_info(name)
+        except BadInput:
             pass
     return "UTC", UTC
 
@@ -155,7 +155,7 @@ class Locale:
     def read_time(self, text: str, field: str) -> Millis:
         """Read an instant as typed: a local time, one with an offset, or a duration from now. Raises BadInput.
 
-        A local time that occurs twice means the later one; one that is skipped, the time as far past the gap.
+        A local time that occurs twice means the first; one that is skipped, the first instant after the gap.
         """
         text = text.strip()
         if re.match(r"[0-9]{4}-", text) is None:
@@ -173,7 +173,7 @@ class Locale:
         if moment.tzinfo is not None:
             return instant(moment, field=field)
         try:
-            return max(instant(moment.replace(tzinfo=self.zone, fold=fold), field=field) for fold in (0, 1))
+            return instant(wall_time(moment, field, self.zone_name, None, False), field=field)
         except OverflowError:  # from the zone's arithmetic, within a day of the first and the last year
             raise BadInput(field, text, "an instant within the years 1970 to 9999") from None
 
