@@ -728,7 +728,7 @@ def test_wall_clock_times(plain: Api, topic: str) -> None:
     ("ask", "field", "accepted"),
     [
         ({"at": "tomorrow 08:00"}, "at", "without a zone"),
-        ({"at": "08:00 UTC", "zone": "Nowhere"}, "zone", "IANA"),
+        ({"at": "08:00 UTC", "zone": "Asia/Tokyo"}, "at", "one zone, not UTC and Asia/Tokyo"),
         ({"delay": "1h", "deadline": "tomorrow 08:00"}, "deadline", "without a zone"),
         ({"at": "08:00", "zone": "Nowhere"}, "zone", "IANA"),
         ({"at": "08:00 UTC", "zone": 5}, "zone", "Expected `str | null`"),

@@ -46,20 +46,19 @@ known_zone = lru_cache(maxsize=1024)(ZoneInfo.no_cache)
 def wall_time(value: object, field: str, zone: str | None, now: Now, iso: bool) -> datetime:
     """The instant of a wall-clock time: text (`iso`: in ISO 8601), or a naive datetime. Raises BadInput, OverflowError.
 
-    The zone is the one that the text names, else `zone`, which is checked in any case. `now` is called for text without
-    a date; without it raises NoClock.
+    The text names its zone, or else it is `zone`. `now` is called for text without a date; without it raises NoClock.
     """
     known = None if zone is None else zone_info(zone)
     found = _TEXT.fullmatch(value.strip()) if isinstance(value, str) else None
     try:
-        if found and found[5]:
-            known = zone_info(found[5])
+        if known is None and (named := found and found[5]):
+            known = zone_info(named)
         if known is None:
             raise ValueError("without a zone it could mean two dozen instants" if found or iso else "")
         if isinstance(value, datetime):
             return _first(value, known)
-        if found is None:
-            raise ValueError
+        if found is None or found[5] not in (None, known.key):
+            raise ValueError(f"one zone, not {found[5]} and {zone}" if found else "")
         at = time.fromisoformat(found[3].zfill(2) + found[4])
         if found[1]:
             return _first(datetime.combine(date.fromisoformat(found[1]), at), known)
