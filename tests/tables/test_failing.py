@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,33 @@ async def test_an_answer_that_means_nothing_publishes_nothing(
     await loop.run_once()
     assert await place.states() == {1: (2, 0)}
     assert "return None" in caplog.text
+
+
+@pytest.mark.parametrize("outer", ["plain", "async"])
+async def test_a_row_handler_runs_to_its_end_however_it_is_wrapped(
+    place: Place, clock: ManualClock, outer: str
+) -> None:
+    app = await place.app(clock=clock)
+    watch = app.watch(place.source())
+    ran: list[object] = []
+
+    async def publish(row: Row) -> None:
+        ran.append(row.id)
+
+    @wraps(publish)
+    def plain(row: Row) -> Any:
+        return publish(row)
+
+    @wraps(ran.append)
+    async def asynchronous(row: Row) -> None:
+        await publish(row)
+
+    watch.handler(plain if outer == "plain" else asynchronous)
+    loop = await place.loop(app)
+    await place.add(1, START)
+    assert await loop.run_once() == (1, None)
+    assert ran == [1]
+    assert loop.stats.fired == 1
 
 
 async def test_done_is_done(place: Place, clock: ManualClock) -> None:

@@ -21,7 +21,7 @@ from bide.core.errors import SetupError, StoreError, StoreUnavailable
 from bide.core.instants import Due, In, Millis, resolved
 from bide.core.names import text_of
 from bide.core.outcomes import Dead, Defer, Retry
-from bide.engine.background import Background
+from bide.engine.background import LEAST_PATIENCE, Background
 from bide.engine.delivery.lease_loop import WakeLoop
 from bide.engine.delivery.watch import DeadRow, RestingRows, Row, Watch, said
 from bide.engine.session import joining
@@ -95,7 +95,8 @@ class TableLoop(WakeLoop):
         self._work = self._loop.create_task(self._run(), name=f"bide {self.watch.source.table}")
 
     async def stop(self, grace: float) -> None:
-        """Take no more rows, wait at most `grace` seconds for the handlers, then roll back the unfinished ones."""
+        """Take no more rows, wait at most `grace` seconds for handlers and hooks, then roll back unfinished rows."""
+        ends = self._loop.time() + grace
         self._stopping = True
         self._stopped.set()
         self.watch.listeners.discard(self._kick_from_any_thread)
@@ -110,7 +111,8 @@ class TableLoop(WakeLoop):
                 one.cancel()
         self._waker.close()
         self._end_waits(self._emptied)
-        await asyncio.gather(self._hooks.ended(), self._table.close())
+        left = max(ends - self._loop.time(), LEAST_PATIENCE)
+        await asyncio.gather(self._hooks.ended(left), self._table.close())
 
     async def until_empty(self) -> None:
         """Wait until no row that meets the condition has a due time, and none is being handled here."""

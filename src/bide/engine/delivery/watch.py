@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import NewTask, Topic
 from bide.core.retry import RetryPolicy
 from bide.core.table_source import TableSource
-from bide.ports import Clock, DueRow, RowRefused, call_in_thread, is_coroutine_function
+from bide.ports import Clock, DueRow, RowRefused, call_in_thread, final_result, is_coroutine_function
 
 _log = logging.getLogger("bide.table")
 LAST_PAUSE: Millis = 3_600_000
@@ -196,17 +195,15 @@ class Watch(Struct, eq=False, kw_only=True):
         try:
             if self._threads is None:
                 async with asyncio.timeout(None if self.timeout is None else self.timeout / 1000):
-                    result = await self._function(row)
+                    result = await final_result(self._function(row))
             else:
-                result = await call_in_thread(self._threads, self._function, row)
+                result = await final_result(await call_in_thread(self._threads, self._function, row))
         except Outcome as outcome:
             result = outcome
         if result is None or (isinstance(result, Done) and result.again is None):
             return None
         if isinstance(result, Retry | Defer | Dead):
             return result
-        if inspect.iscoroutine(result):
-            result.close()
         raise TypeError(
             f"the handler answered {text_of(result, 80)}, so the row is not fired: return None, or Retry(...), "
             "Defer(...) or Dead(...)"
