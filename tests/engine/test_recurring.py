@@ -19,7 +19,7 @@ from tests.waiting import until
 from bide import Answer, At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Handler, Ladder, Result, Task
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.core.outcomes import Defer, Done, Outcome
-from bide.core.records import Lease
+from bide.core.records import Lease, NewTask
 from bide.core.recurrence.plan import last_instants
 from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
@@ -340,20 +340,26 @@ async def test_a_consumer_over_the_long_poll_settles_a_recurring_task_plainly(wo
             await poll.close()
 
 
+async def started_and_died(world: World, app: Bide, lease: Millis) -> NewTask:
+    """A process adds an occurrence that is a separate task, and dies before it settles its lease."""
+    await app.recurring.add("t", Every("1m"), overlap="allow")
+    await world.pause(MINUTE)
+    now = world.clock.now()
+    leased = await world.memory.lease({"t": 1}, now=now, until=now + lease, holder="dying")
+    over = passed_over(leased.tasks[0], app.config.retentions.of("t"), now)
+    assert over is not None
+    assert over.own is not None
+    await world.memory.add([over.own], now=now)
+    return over.own
+
+
 @virtual
 async def test_a_start_of_an_own_occurrence_that_is_repeated_after_a_crash_finds_it(world: World) -> None:
     """A process dies after it added the occurrence and before it settled; meanwhile the occurrence runs and ends."""
     app = world.app(keep_done="0s")
     runs = Runs(world, app)
     async with app:
-        await app.recurring.add("t", Every("1m"), overlap="allow")
-        await world.pause(MINUTE)
-        now = world.clock.now()
-        leased = await world.memory.lease({"t": 1}, now=now, until=now + 5_000, holder="dying")
-        over = passed_over(leased.tasks[0], app.config.retentions.of("t"), now)
-        assert over is not None
-        assert over.own is not None
-        await world.memory.add([over.own], now=now)
+        await started_and_died(world, app, 5_000)
         async with app.worker():
             await world.pause(1.5 * MINUTE)
         assert runs.minutes == [1, 2]
@@ -699,21 +705,14 @@ async def test_a_repeated_start_after_a_crash_runs_no_own_occurrence_again_that_
     app = world.app()
     runs = Runs(world, app)
     async with app:
-        await app.recurring.add("t", Every("1m"), overlap="allow")
-        await world.pause(MINUTE)
-        now = world.clock.now()
-        leased = await world.memory.lease({"t": 1}, now=now, until=now + 60_000, holder="dying")
-        over = passed_over(leased.tasks[0], app.config.retentions.of("t"), now)
-        assert over is not None
-        assert over.own is not None
-        await world.memory.add([over.own], now=now)
+        own = await started_and_died(world, app, 60_000)
         if ended == "cancelled":
-            await app.cancel("t", over.own.key)
+            await app.cancel("t", own.key)
         runs.outcomes = {1: Dead("broken")}
         async with app.worker():
             await world.pause(90)
         assert runs.minutes == ([2] if ended == "cancelled" else [1, 2])
-        assert (await task_of(app, "t", over.own.key)).state == ended
+        assert (await task_of(app, "t", own.key)).state == ended
 
 
 @virtual

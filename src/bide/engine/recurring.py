@@ -339,7 +339,7 @@ class Recurring:
 
     async def _own_tasks(self, record: Record, instants: Sequence[Millis]) -> list[Answer]:
         now = self._client.clock.now()
-        news = [own_task(record, one, now, due_at=min(one, now)) for one in instants]
+        news = [own_task(record, one, min(one, now), since=now) for one in instants]
         answers = await self._client._session.add_many(news) if news else []
         return [replace(one, result=Result.KEPT) if one.result is Result.STALE_TOKEN else one for one in answers]
 

@@ -34,7 +34,7 @@ from bide.core.records import Cancel, Change, Move, NewTask, Record, Ref, Result
 from bide.engine.background import run_to_end
 from bide.engine.history import History, Recorder
 from bide.engine.pauses import PauseGate
-from bide.ports import Clock, Joined, Pending, Store, Verbs, all_answers
+from bide.ports import Clock, Joined, Pending, Store, Verbs, all_answers, run_at_once
 
 T = TypeVar("T")
 
@@ -152,13 +152,7 @@ def joining(store: Store, joined: Joined) -> Iterator[None]:
 
 def run_on_this_thread(verb: Coroutine[Any, Any, T]) -> T:
     """Run a verb on a synchronous connection to its end without an event loop. Raises SetupError if it suspends."""
-    try:
-        verb.send(None)
-    except StopIteration as ended:
-        answer: T = ended.value
-        return answer
-    verb.close()
-    raise SetupError(HAS_TO_BE_AWAITED)
+    return run_at_once(verb, SetupError(HAS_TO_BE_AWAITED))
 
 
 # --- the session

@@ -23,12 +23,12 @@ from bide.ports.store import (
 )
 from bide.ports.tables import DueRow, Head, Raced, RowRefused, Table, Taken, WatchesTables
 from bide.ports.time import Clock, ScaledClock, SystemClock, Timer
-from bide.ports.verbs import Joined, Pending, Verbs, all_answers
+from bide.ports.verbs import Joined, Pending, Verbs, all_answers, run_at_once
 
 __all__ = [
     "COUNTED", "Clock", "Diagnoses", "DueRow", "Features", "Finding", "HasClock", "HasSchema", "Head", "Instrument",
     "Joined", "JoinsTransaction", "KeepsEvents", "Listening", "Notifies", "OnTaken", "OnWake", "Partitioned", "Pending",
     "Policy", "Raced", "Remote", "Route", "RowRefused", "ScaledClock", "Sink", "Store", "StoreFacade", "SystemClock",
     "Table", "TableStats", "Taken", "Timer", "TracePropagator", "Verbs", "Wakes", "WatchesTables", "WorkerRegistry",
-    "all_answers", "call_in_thread", "final_result", "is_coroutine_function",
+    "all_answers", "call_in_thread", "final_result", "is_coroutine_function", "run_at_once",
 ]  # fmt: skip

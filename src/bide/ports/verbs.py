@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from bide.core.answers import Answer
@@ -30,6 +30,17 @@ async def all_answers(answers: Sequence[Got | Pending[Got]]) -> list[Got]:
         if any(isinstance(one, StoreError) for one in each):
             raise PartlyFailed(each)
     return each
+
+
+def run_at_once(steps: Coroutine[Any, Any, Got], waits: Exception) -> Got:
+    """Run a coroutine that never waits to its end in this thread, without an event loop. Raises `waits` if it does."""
+    try:
+        steps.send(None)
+    except StopIteration as ended:
+        answer: Got = ended.value
+        return answer
+    steps.close()
+    raise waits
 
 
 class Verbs(Protocol):

@@ -107,7 +107,7 @@ def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
     if step is None:
         if recurrence.overlap is not Overlap.ALLOW:
             return None
-        own = own_task(record, rule.nominal(due_at, key), due_at, due_at=due_at)
+        own = own_task(record, rule.nominal(due_at, key), due_at, since=due_at)
         step = recurrence.on_end(due_at, key, now, now)
     lease = topic, key, record.token
     if step.due_at is None:
@@ -140,7 +140,7 @@ def replaced_by_next(record: Record, now: Millis) -> Settlement | None:
     )  # fmt: skip
 
 
-def own_task(record: Record, nominal: Millis, now: Millis, *, due_at: Millis) -> NewTask:
+def own_task(record: Record, nominal: Millis, due_at: Millis, *, since: Millis) -> NewTask:
     """The occurrence of `nominal` as a task of its own. It is added once, however often this is repeated.
 
     One that was cancelled or is dead stays so.
@@ -149,7 +149,7 @@ def own_task(record: Record, nominal: Millis, now: Millis, *, due_at: Millis) ->
     limit = None if recurrence is None else recurrence.deadline
     return NewTask(
         record.topic, occurrence_key(record.key, nominal), new_id(), At(due_at), record.payload, record.group,
-        with_recurrence(record.options, None, nominal), None if limit is None else max(due_at, now) + limit,
+        with_recurrence(record.options, None, nominal), None if limit is None else since + limit,
         if_token=NO_TOKEN,
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 from bide.core.instants import Millis
 from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.ports import run_at_once
 from bide.stores.cursors import Place, place_of, read_cursor, write_cursor
 from bide.stores.sql.operations import CODES
 
@@ -131,12 +132,7 @@ async def tally_all(some: Callable[[Topic, int], Awaitable[tuple[Tally, Topic | 
 
 def at_once(steps: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that never waits, such as one that queries a file, to its end in this thread."""
-    try:
-        steps.send(None)
-    except StopIteration as ended:
-        answer: T = ended.value
-        return answer
-    raise AssertionError("something was waited for")
+    return run_at_once(steps, AssertionError("something was waited for"))
 
 
 def count_of(number: int, upto: int) -> Count:
