@@ -91,9 +91,13 @@ def later(known: PostgresScanBounds, second: int) -> ScanStart:
 
 def test_full_scans_are_made_in_the_background_and_lower_the_bounds(clock: Clock) -> None:
     begun: list[FullScan] = []
+    under_way: list[FullScan] = []
 
     def background(asked: FullScan) -> bool:
+        if under_way:
+            return False
         begun.append(asked)
+        under_way.append(asked)
         return True
 
     known = expensive(clock, background)
@@ -103,15 +107,15 @@ def test_full_scans_are_made_in_the_background_and_lower_the_bounds(clock: Clock
     later(known, 3)
     later(known, 4)
     assert begun == [FullScan(["t", "u"], NOW + 3_000)], "one at a time"
-    known.found(begun[0], NOW + 1_500, 0.02)
+    known.found(under_way.pop(), NOW + 1_500, 0.02)
     assert later(known, 5).waiting == [NOW + 1_500, NOW + 1_500], "also where there was no bound"
     clock.seconds += 0.02 * leasing.SHARE
     later(known, 6)
-    known.abandoned(begun[1])
+    under_way.clear()
     later(known, 7)
     assert len(begun) == 3, "it came to nothing, and is begun again"
     known.on_connection(object())
-    known.found(begun[2], NOW, 0.02)
+    known.found(under_way.pop(), NOW, 0.02)
     assert later(known, 8).full, "with another connection nothing is known"
     known.found(begun[1], NOW, 0.02)
     clock.seconds += 100

@@ -221,11 +221,8 @@ class Transactions(OwnTransactions):
         await connection.ask(kept)
 
     async def _marked(self, connection: Connection) -> int:
-        async def read(call: Call) -> int:
-            [rows] = await call.send(call.write("repeated", me=connection.name))
-            return int(rows[0][0]) if rows else 0
-
-        return int(await self._settling.repeat(read))
+        rows = await self._settling.repeat(lambda call: call.ask("repeated", me=connection.name))
+        return int(rows[0][0]) if rows else 0
 
     def _done(self, joined: MySqlVerbs) -> None:
         self._runtime.leasing.leased.settled(joined.settled)

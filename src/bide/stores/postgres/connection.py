@@ -194,7 +194,7 @@ class _Introspected(NamedTuple):
 
 
 class _Connection(asyncpg.Connection):  # type: ignore[misc]
-    """A connection of the driver that implements `sql.dialect.Connection`.
+    """A connection of the driver, with the methods that the stores of all servers use.
 
     It introspects array types once per process, where the driver does so on each connection for each statement with a
     new type. An introspection takes three round trips, and more server time than many calls; this halves the time of

@@ -138,11 +138,8 @@ class Transactions(OwnTransactions):
         await connection.begun.commit()
 
     async def _marked(self, connection: Any) -> int:
-        async def read(call: Call) -> int:
-            [(number,)] = await call.fetch("was_kept", connection.name)
-            return int(number)
-
-        return int(await self._settling.read(read))
+        [(number,)] = await self._settling.read(lambda call: call.fetch("was_kept", connection.name))
+        return int(number)
 
     def _refused(self, error: Exception, found: Exception) -> Exception:
         if isinstance(error, _CONSTRAINT):

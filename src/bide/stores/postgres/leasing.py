@@ -77,7 +77,7 @@ class PostgresScanBounds(ScanBounds):
         self._bounded = False
         """True once a full scan has followed a reading: from then on there can be bounds."""
         self._asked: FullScan | None = None
-        """The full scan that is under way in the background."""
+        """The last full scan in the background; None if the bounds were forgotten since."""
         self._next_ends: dict[Topic, Millis] = {}
         self._lease_length: Millis = 0
         self._scanned_at: dict[Topic, Millis] = {}
@@ -136,16 +136,16 @@ class PostgresScanBounds(ScanBounds):
             self._bounded = self._seen_until > 0
             if not self.watching:
                 self._forget()
-        elif self._full_at is not None and self._clock() >= self._full_at and self._bounded and self._asked is None:
+        elif self._full_at is not None and self._clock() >= self._full_at and self._bounded:
             asked = FullScan(list(topics), self._seen_until)
-            self._asked = asked if self._background(asked) else None
+            if self._background(asked):
+                self._asked = asked
         self._scanned_at.update(dict.fromkeys(topics, there))
 
     def found(self, asked: FullScan, first: Millis | None, took: float) -> None:
         """Note the result of a background full scan: the earliest wake time or expiry of a lease."""
         if asked is not self._asked:  # the bounds were forgotten meanwhile
             return
-        self._asked = None
         self._wait(took)
         if took <= EXPENSIVE + len(asked.topics) * PER_TOPIC:
             self.watching = False
@@ -154,11 +154,6 @@ class PostgresScanBounds(ScanBounds):
         for topic in asked.topics:
             known = self._bounds.get(topic, asked.seen_until)
             self._bounds[topic] = known if first is None else min(known, first)
-
-    def abandoned(self, asked: FullScan) -> None:
-        """Note that a background full scan has ended, with or without a result."""
-        if asked is self._asked:
-            self._asked = None
 
     def emptied(self, topics: Collection[Topic], first: Millis | None = None) -> None:
         """Note that the thorough scan left nothing due in these topics, or nothing before `first`."""
@@ -317,10 +312,7 @@ class PostgresLeasing(Leasing):
             wakes, ends = _by_topic(row["heads"] or ())
             self.bounds.found(asked, _first(*wakes.values(), *ends.values()), time.monotonic() - began)
 
-        try:
-            await connection.read(work)
-        finally:
-            self.bounds.abandoned(asked)
+        await connection.read(work)
 
 
 def _by_topic(heads: Iterable[tuple[Topic, Millis | None, Millis | None]]) -> tuple[dict[Topic, Millis], ...]:

@@ -45,6 +45,7 @@ from bide.stores.sql.journaled_connection import OnLocked, RowLocked, Runs
 from bide.stores.sql.operations import (
     CODES,
     HELD,
+    PAYLOAD,
     ROW,
     STATES,
     WIDTH,
@@ -61,17 +62,12 @@ from bide.stores.sql.operations import (
 )
 from bide.stores.sql.reading import Located, ServerReads, count_of
 
-_LEASE_COLUMNS = 3
-_ALIKE_IN_LEASES = (0,)
-"""The place of the topic."""
 _LOCKED = slice(3, 3 + WIDTH)
 """The record's part of a row of `lock_tasks`."""
+_PAYLOAD_AND_OPTIONS = (PAYLOAD, PAYLOAD + 1)
 
 
 # --- arrays of values
-
-BYTES = (13, 14)
-"""The positions of payload and options in a row."""
 
 
 def columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
@@ -143,8 +139,7 @@ class PostgresBatch(Batch):
             held = call.past and (row["held"] or (one.topic, one.key) in self._locked)
             if held:  # later elements about the same task are held as well
                 self._locked.add((one.topic, one.key))
-            there = not held and row["topic"] is not None
-            record = record_of(row[_LOCKED]) if there else None
+            record = None if held or row["topic"] is None else record_of(row[_LOCKED])
             found.append(Found(record, row["new_token"], row["spot"], held))
         return found
 
@@ -248,7 +243,7 @@ async def _settle_done(
         settled[place] = False
         leases.setdefault((one.topic, one.key, one.token), place)  # a second settlement of one lease has no effect
     asked = sorted(leases)
-    arguments = packed(map(list, zip(*asked, strict=True)), _ALIKE_IN_LEASES)
+    arguments = packed(map(list, zip(*asked, strict=True)), alike=(0,))  # topic
 
     async def delete(call: Call) -> Any:
         [row] = await call.numbered("settle_done_past" if call.past else "settle_done", now, *arguments)
@@ -277,7 +272,7 @@ async def extend(
 ) -> list[Any]:
     """Let each lease last for `lasts` from now."""
     asked = sorted(set(leases))
-    arguments = columns(asked, _LEASE_COLUMNS)
+    arguments = columns(asked, 3)
 
     async def work(call: Call) -> dict[Lease, Any]:
         rows = await call.timed("extend_leases_past" if call.past else "extend_leases", now, lasts, *arguments)
@@ -289,9 +284,7 @@ async def extend(
     return [extended.get(lease, False) for lease in leases]
 
 
-_ALIKE_IN_MOVES = (0, 3)
-"""The places of topic and relative."""
-_DECODE = msgspec.json.Decoder(list[list[Any]]).decode
+_decode_moves = msgspec.json.Decoder(list[list[Any]]).decode
 
 
 async def move(
@@ -307,7 +300,7 @@ async def move(
          one.if_token, one.deadline)
         for one in (moves[place] for place in places)
     ]  # fmt: skip
-    arguments = packed(map(list, zip(*asked, strict=True)), _ALIKE_IN_MOVES)
+    arguments = packed(map(list, zip(*asked, strict=True)), alike=(0, 3))  # topic and relative
 
     def answered(rows: Iterable[Sequence[Any]], start: int = 0) -> None:
         for row in rows:
@@ -319,18 +312,13 @@ async def move(
         answered(await call.numbered("move_tasks", now, *arguments, messages), 3)
 
     async def updated(row: Any, call: Call) -> None:
-        answered(_moves_kept(row["answer"]))
+        kept = _decode_moves(row["answer"] or b"[]")
+        for one in kept:
+            for place in _PAYLOAD_AND_OPTIONS:
+                one[2 + place] = b64decode(one[2 + place])
+        answered(kept)
 
     await connection.run(update, updated, locked="report")
-
-
-def _moves_kept(answer: bytes | None) -> list[list[Any]]:
-    """Decode the rows that the statement kept as its answer; `answer` None: nothing was moved."""
-    rows = _DECODE(answer) if answer is not None else []
-    for row in rows:
-        for column in BYTES:
-            row[2 + column] = b64decode(row[2 + column])
-    return rows
 
 
 # --- forgetting
@@ -382,10 +370,7 @@ class Purging:
 async def forget_callers(connection: PostgresConnection, ours: list[str]) -> None:
     """Delete the rows of long inactive callers, except `ours`."""
 
-    async def forget(call: Call) -> None:
-        await call.fetch("forget_callers", ours)
-
-    await connection.repeat(forget)
+    await connection.repeat(lambda call: call.fetch("forget_callers", ours))
 
 
 # --- add
@@ -490,10 +475,6 @@ class _Adding(Struct):
             self.answers[place] = answer
 
 
-_ALIKE_IN_TASKS = (0, 2, 3, 7)
-"""The places of topic, due, relative and options."""
-
-
 def _insertion(news: Sequence[NewTask]) -> list[list[Any]]:
     dues = [new.due for new in news]
     if dues.count(dues[0]) == len(dues):
@@ -504,7 +485,7 @@ def _insertion(news: Sequence[NewTask]) -> list[list[Any]]:
         [new.deadline for new in news], [new.id for new in news], [new.group for new in news],
         [new.options for new in news], [new.payload for new in news],
     )  # fmt: skip
-    return packed(given, _ALIKE_IN_TASKS)
+    return packed(given, alike=(0, 2, 3, 7))  # topic, due, relative, options
 
 
 def _inserted(tasks: Sequence[NewTask], places: Places, row: Any, answers: list[Any]) -> Places:

@@ -10,13 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bide.stores.named_queries import read_queries
-from bide.stores.sql.operations import COLUMNS
+from bide.stores.sql.operations import COLUMNS, STATES
 
 _AS_TEXT = COLUMNS.replace("payload, options", "encode(payload, 'base64'), encode(options, 'base64')")
 """The same columns, with bytes encoded as text."""
 
 TABLES = ("task", "token", "caller", "worker", "event", "migration")
-LAST_STATE = 4
 _HERE = Path(__file__).parent
 _TEMPLATES = read_queries((_HERE / "queries.sql").read_text("utf-8"))
 _PART = re.compile(r"\{(\w+)(?::(\w+))?\}")
@@ -38,9 +37,11 @@ class Names:
             "record": COLUMNS, "record_as_text": _AS_TEXT,
             **{table: f'"{schema}"."{prefix}{table}"' for table in TABLES},
         }  # fmt: skip
-        clock = "part_joined_clock" if joined else "part_clock"
-        parts = {"clock": clock, "gate": "part_gate", "answer": "part_answer", "new_token": "part_new_token"}
-        self.parts |= {name: self.write(_TEMPLATES[part]) for name, part in parts.items()}
+        for name, template in _TEMPLATES.items():
+            if name.startswith("part_"):
+                self.parts[name.removeprefix("part_")] = self.write(template)
+        if joined:
+            self.parts["clock"] = self.parts["joined_clock"]
 
     def write(self, template: str, **more: str) -> str:
         """`template` with each {name} replaced; {record:t} becomes the record's columns, qualified with `t`."""
@@ -53,31 +54,28 @@ class Names:
         return _PART.sub(part, template)
 
 
+MOST = (16, 256, 4_096, 65_536, 1_000_000)
+"""The limits per topic for which `lease` is rendered: the planner has to see a number, see `queries.sql`."""
+_FORMS: Mapping[str, Mapping[str, str]] = {
+    "state": {f"_{state}": str(state) for state in range(len(STATES))},
+    "most": {f"_{most}": str(most) for most in MOST},
+    "taken": {
+        "": "ON CONFLICT (topic, key) DO NOTHING RETURNING topic, key, token",
+        "_all_new": "RETURNING NULL AS topic, NULL AS key, token",
+    },
+    "past": {"": "", "_past": " SKIP LOCKED"},
+}
+"""By placeholder, the forms of the statements that contain it: the suffix of the name, and the text."""
+
+
 @lru_cache(maxsize=256)
 def queries_of(schema: str, prefix: str, *, joined: bool = False) -> Mapping[str, str]:
-    """Every statement, for tables in this schema with this prefix. `page_of_state` exists once per state: `..._0`.
-
-    `joined`: for transactions that are not ours.
-    """
+    """Every statement, for tables in this schema with this prefix. `joined`: for transactions that are not ours."""
     names = Names(schema, prefix, joined=joined)
     written: dict[str, str] = {}
     for name, template in _TEMPLATES.items():
-        if name.startswith("part_"):
-            continue
-        if "{state}" in template:
-            for state in range(LAST_STATE + 1):
-                written[f"{name}_{state}"] = names.write(template, state=str(state))
-        elif "{taken}" in template:
-            some = "ON CONFLICT (topic, key) DO NOTHING RETURNING topic, key, token"
-            written[name] = names.write(template, taken=some)
-            written[f"{name}_all_new"] = names.write(template, taken="RETURNING NULL AS topic, NULL AS key, token")
-        elif "{most}" in template:
-            for most in MOST:
-                written[f"{name}_{most}"] = names.write(template, most=str(most))
-        else:
-            written[name] = names.write(template)
+        if not name.startswith("part_"):
+            place = next((place for place in _FORMS if f"{{{place}}}" in template), "")
+            for suffix, text in _FORMS.get(place, {"": ""}).items():
+                written[f"{name}{suffix}"] = names.write(template, **{place: text})
     return MappingProxyType(written)
-
-
-MOST = (16, 256, 4_096, 65_536, 1_000_000)
-"""The limits per topic for which `lease` is rendered: the planner has to see a number, see `queries.sql`."""

@@ -13,14 +13,18 @@
 -- and `= ANY (ARRAY[topic])` leaves no order for which to read the whole primary key. `topic COLLATE "POSIX"`, the same
 -- order of bytes, fits only the indexes by time and by group, plain `topic` only the primary key.
 
+-- name: part_millis
+(extract(epoch FROM clock_timestamp()) * 1000)::bigint
+
+-- name: part_told
+SELECT coalesce($1::bigint * 1000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS micros
+
 -- name: part_clock
 clock AS MATERIALIZED (
     SELECT micros / 1000 AS now, micros, CASE WHEN last_value < micros THEN
         CASE WHEN pg_try_advisory_xact_lock({lock}) THEN
             CASE WHEN (SELECT last_value FROM {token}) < micros THEN setval('{token}', micros) END END END AS raised
-    FROM {token}, (
-        SELECT coalesce($1::bigint * 1000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS micros
-    ) AS told
+    FROM {token}, ({told}) AS told
 )
 
 -- name: part_joined_clock
@@ -30,9 +34,7 @@ clock AS MATERIALIZED (
         CASE WHEN coalesce(
             CASE WHEN (SELECT last_value FROM {token}) < micros THEN setval('{token}', micros) END, micros
         ) > 0 THEN CASE WHEN pg_advisory_unlock({lock}) THEN micros END END END AS raised
-    FROM {token}, (
-        SELECT coalesce($1::bigint * 1000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS micros
-    ) AS told
+    FROM {token}, ({told}) AS told
 )
 
 -- name: part_gate
@@ -60,6 +62,17 @@ kept AS (
 
 -- name: part_new_token
 greatest(nextval('{token}'), clock.micros, clock.raised)
+
+-- name: part_heads
+-- The earliest wake time and the earliest expiry in a topic that wants no tasks, see `lease`.
+(SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 0 AND at >= want.floor
+    ORDER BY at LIMIT 1) AS wake,
+CASE WHEN thorough THEN coalesce(
+    (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1 AND at >= want.bound
+        AND at <= clock.now + want.soon ORDER BY at LIMIT 1),
+    (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1 AND at >= want.ending
+        ORDER BY at LIMIT 1)
+) END AS ends
 
 -- name: insert_tasks
 -- Leaves existing tasks unchanged; the answer says which tasks were inserted. As `insert_tasks_all_new` it fails if a
@@ -134,23 +147,16 @@ FROM gate CROSS JOIN clock LEFT JOIN moved ON true
 -- name: lock_tasks
 -- Locks the existing tasks of these names, in the given order, and returns each with a new token for the decision, and
 -- its position, which stays while it is locked. Returns one row for every name, so that the clock is always included.
+-- As `lock_tasks_past` it skips tasks that others have locked (`held`), for a batch that met a locked task. A task that
+-- is released in between also counts as held: it is tried again.
 WITH {clock}, {gate}
-SELECT clock.now, clock.micros, greatest({new_token}, t.token + 1) AS new_token, {record:t}, t.spot
+SELECT clock.now, clock.micros, greatest({new_token}, t.token + 1) AS new_token, {record:t}, t.spot,
+    '{past}' <> '' AND t.topic IS NULL AND (
+        SELECT true FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1
+    ) IS NOT NULL AS held
 FROM gate, clock, unnest($4::text[], $5::text[]) WITH ORDINALITY AS n (topic, key, place)
 LEFT JOIN LATERAL (
-    SELECT {record}, ctid::text AS spot FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1 FOR UPDATE
-) AS t ON true
-
--- name: lock_tasks_past
--- The same, but skips tasks that others have locked (`held`), for a batch that met a locked task. A task that is
--- released in between also counts as held: it is tried again.
-WITH {clock}, {gate}
-SELECT clock.now, clock.micros, greatest({new_token}, t.token + 1) AS new_token, {record:t}, t.spot, t.topic IS NULL AND (
-    SELECT true FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1
-) IS NOT NULL AS held
-FROM gate, clock, unnest($4::text[], $5::text[]) WITH ORDINALITY AS n (topic, key, place)
-LEFT JOIN LATERAL (
-    SELECT {record}, ctid::text AS spot FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1 FOR UPDATE SKIP LOCKED
+    SELECT {record}, ctid::text AS spot FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1 FOR UPDATE{past}
 ) AS t ON true
 
 -- name: write_tasks
@@ -204,7 +210,7 @@ SELECT count(pg_notify('{channel}', said)) FROM unnest($30::text[]) AS said
 -- statement began and before it was locked, so that this statement cannot see the version that it would have to update.
 WITH {clock}, {gate},
 want AS MATERIALIZED (
-    SELECT topic, most, floor, bound, ending
+    SELECT want.*, $9::boolean AS thorough, $12::bigint AS soon
     FROM unnest($4::text[], $5::integer[], $8::bigint[], $10::bigint[], $11::bigint[])
         AS want (topic, most, floor, bound, ending)
 ),
@@ -224,7 +230,7 @@ lost AS MATERIALIZED (
             WHERE topic COLLATE "POSIX" = want.topic AND state = 1 AND at >= want.bound AND at <= clock.now
             ORDER BY at LIMIT {most} FOR NO KEY UPDATE SKIP LOCKED
         ) AS first LIMIT want.most
-    ) AS due WHERE want.most > 0 AND $9::boolean
+    ) AS due WHERE want.most > 0 AND want.thorough
 ),
 taken AS MATERIALIZED (
     SELECT place, topic FROM (
@@ -247,18 +253,16 @@ heads AS MATERIALIZED (
         (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 0 AND at > clock.now
             ORDER BY at LIMIT 1),
         CASE WHEN got.waiting + got.lost > 0 THEN clock.now + $6 END
-    ) AS wake, CASE WHEN $9 THEN coalesce(
+    ) AS wake, CASE WHEN thorough THEN coalesce(
         (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1 AND at > clock.now
-            AND at <= clock.now + $12::bigint
-            ORDER BY at LIMIT 1),
+            AND at <= clock.now + want.soon ORDER BY at LIMIT 1),
         (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1 AND at > clock.now
-            AND at >= want.ending
-            ORDER BY at LIMIT 1)
+            AND at >= want.ending ORDER BY at LIMIT 1)
     ) END AS ends, EXISTS (
         SELECT FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 0
             AND at >= want.floor AND at <= clock.now ORDER BY at
         OFFSET got.waiting LIMIT 1
-    ) OR ($9 AND EXISTS (
+    ) OR (thorough AND EXISTS (
         SELECT FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1
             AND at >= want.bound AND at <= clock.now ORDER BY at
         OFFSET got.lost LIMIT 1
@@ -269,18 +273,7 @@ heads AS MATERIALIZED (
     ) AS got
     WHERE want.most > 0 AND (SELECT count(*) FROM taken WHERE topic = want.topic) < want.most
     UNION ALL
-    SELECT
-        want.topic,
-        (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 0
-            AND at >= want.floor ORDER BY at LIMIT 1),
-        CASE WHEN $9 THEN coalesce(
-            (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1 AND at >= want.bound
-                AND at <= clock.now + $12::bigint ORDER BY at LIMIT 1),
-            (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1
-                AND at >= want.ending ORDER BY at LIMIT 1)
-        ) END,
-        false
-    FROM gate, clock, want WHERE want.most <= 0
+    SELECT want.topic, {heads}, false FROM gate, clock, want WHERE want.most <= 0
 ),
 quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
 kept AS (
@@ -333,25 +326,13 @@ WHERE topic COLLATE "POSIX" = ANY ($1::text[]) AND state = 1 AND at = $2 AND tok
 
 -- name: heads
 -- A lease that wants no tasks: two seeks per topic, and no write. $5 .. $7 are $10 .. $12 of `lease`.
-WITH clock AS MATERIALIZED (
-    SELECT micros / 1000 AS now, micros FROM (
-        SELECT coalesce($1::bigint * 1000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS micros
-    ) AS told
-)
+WITH clock AS MATERIALIZED (SELECT micros / 1000 AS now, micros FROM ({told}) AS told)
 SELECT now, micros, (
     SELECT array_agg((topic, wake, ends)) FROM (
-        SELECT
-            topic,
-            (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 0
-                AND at >= want.floor ORDER BY at LIMIT 1)
-                AS wake,
-            CASE WHEN $4::boolean THEN coalesce(
-                (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1 AND at >= want.bound
-                    AND at <= clock.now + $7::bigint ORDER BY at LIMIT 1),
-                (SELECT at FROM {task} WHERE topic COLLATE "POSIX" = want.topic AND state = 1
-                    AND at >= want.ending ORDER BY at LIMIT 1)
-            ) END AS ends
-        FROM unnest($2::text[], $3::bigint[], $5::bigint[], $6::bigint[]) AS want (topic, floor, bound, ending)
+        SELECT topic, {heads} FROM (
+            SELECT want.*, $4::boolean AS thorough, $7::bigint AS soon
+            FROM unnest($2::text[], $3::bigint[], $5::bigint[], $6::bigint[]) AS want (topic, floor, bound, ending)
+        ) AS want
     ) AS each WHERE wake IS NOT NULL OR ends IS NOT NULL
 ) AS heads
 FROM clock
@@ -439,7 +420,7 @@ SELECT number, now, tokens, topics, keys, answer FROM {caller} WHERE name = $1
 
 -- name: new_caller
 INSERT INTO {caller} (name, number, seen)
-VALUES ($1, 0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) ON CONFLICT DO NOTHING
+VALUES ($1, 0, {millis}) ON CONFLICT DO NOTHING
 
 -- name: renew_caller
 -- A new row in place of $1, which has been updated so often that it has many old versions, see `postgres.connection`.
@@ -447,18 +428,18 @@ WITH gone AS (
     DELETE FROM {caller} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {caller} WHERE name = $1 FOR UPDATE SKIP LOCKED))
 )
 INSERT INTO {caller} (name, number, seen)
-VALUES ($2, 0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) ON CONFLICT DO NOTHING
+VALUES ($2, 0, {millis}) ON CONFLICT DO NOTHING
 
 -- name: forget_callers
 -- Deletes callers without a call for ten minutes: a call is only sent again within one minute.
-DELETE FROM {caller} WHERE seen < (extract(epoch FROM clock_timestamp()) * 1000)::bigint - 600000 AND name <> ALL ($1)
+DELETE FROM {caller} WHERE seen < {millis} - 600000 AND name <> ALL ($1)
 
 -- name: keep_transaction
 -- The last statement of a handler's transaction. Checks that this is still the transaction that was begun, and writes
 -- the transaction's number, which shows after a lost answer whether it was committed.
 -- From now on the transaction must end soon: if our process vanishes, the server ends it after five seconds.
 INSERT INTO {caller} AS c (name, number, seen)
-SELECT $1, $2, (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+SELECT $1, $2, {millis}
 WHERE current_setting('bide.transaction', true) = $2::bigint::text
     AND set_config('idle_in_transaction_session_timeout', '5000', true) IS NOT NULL
 ON CONFLICT (name) DO UPDATE SET number = excluded.number, seen = excluded.seen
@@ -467,7 +448,7 @@ RETURNING number
 -- name: was_kept
 -- Waits for the end of the transaction that has written the row, or is about to write it.
 INSERT INTO {caller} AS c (name, number, seen)
-VALUES ($1, 0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
+VALUES ($1, 0, {millis})
 ON CONFLICT (name) DO UPDATE SET seen = excluded.seen
 RETURNING number
 
@@ -478,9 +459,7 @@ FROM (SELECT pg_advisory_xact_lock({lock})) AS locked
 
 -- name: purge
 -- The scan begins at $3; everything before that was purged earlier.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) AS now
-),
+WITH clock AS MATERIALIZED (SELECT coalesce($1::bigint, {millis}) AS now),
 deleted AS (
     DELETE FROM {task} WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM {task} WHERE keep_until >= $3 AND keep_until <= (SELECT now FROM clock)

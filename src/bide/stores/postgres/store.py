@@ -59,11 +59,7 @@ class PostgresRuntime(Runtime):
     async def raise_clock(self, now: Millis) -> None:
         """Raise the counter of tokens to the caller's clock."""
         if now > self._raised:
-
-            async def work(call: Call) -> None:
-                await call.fetch("raise_tokens", now * 1000)
-
-            await self.connections["read"].read(work)
+            await self.connections["read"].read(lambda call: call.fetch("raise_tokens", now * 1000))
             self._raised = max(now, self._raised)
 
     async def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listening:

@@ -26,7 +26,7 @@ from bide.core.records import Topic
 from bide.ports import OnTaken, OnWake
 from bide.stores.batches import Drained
 from bide.stores.listeners import Listener
-from bide.stores.postgres.connection import Call, connect, said
+from bide.stores.postgres.connection import connect, said
 from bide.stores.resending import NotSent
 from bide.stores.sql.leasing import POLL
 
@@ -133,13 +133,9 @@ class Subscription:
         while self._taken:
             messages = [text for holder, taken in self._taken.items() for text in _written(taken, holder)]
             self._taken = {}
-
-            async def work(call: Call, messages: list[str] = messages) -> None:
-                for text in messages:
-                    await call.fetch("notify", text)
-
             try:
-                await self._runtime.connections["read"].read(work)
+                for text in messages:
+                    await self._notify("read", text)
             except StoreError as error:
                 _log.info("the other workers could not be notified of a lease: %s", error)
             await asyncio.sleep(_TAKEN_EVERY)
@@ -189,13 +185,12 @@ class Subscription:
     async def _echo(self) -> None:
         """Send an echo on another connection, and wait for it. Raises TimeoutError, StoreError."""
         self._echoed.clear()
-
-        async def work(call: Call) -> None:
-            await call.fetch("notify", self._runtime.name)
-
         async with asyncio.timeout(2 * ECHO_EVERY):  # the other connection may be busy
-            await self._runtime.connections["lease"].read(work)
+            await self._notify("lease", self._runtime.name)
             await self._echoed.wait()
+
+    async def _notify(self, connection: str, text: str) -> None:
+        await self._runtime.connections[connection].read(lambda call: call.fetch("notify", text))
 
     def _take(self, connection: Any, pid: int, channel: str, text: str) -> None:
         if not text.startswith(("{", "[")):

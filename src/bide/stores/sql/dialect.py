@@ -7,44 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from bide.core.errors import BideError, StoreError, StoreFull, StoreUnavailable
 from bide.stores.resending import Lost, NotSent
-
-
-class Connection(Protocol):
-    """A connection to the server: the interface for the code that all kinds of servers share."""
-
-    driver: Any
-    """The driver's own connection."""
-    name: str
-    """The name of its caller row, if it carries handlers' transactions."""
-    number: int
-    """The number of handlers' transactions on it so far."""
-
-    @property
-    def usable(self) -> bool:
-        """True while it is open, as far as the driver knows."""
-        ...
-
-    async def ask(self, statement: str, /) -> Any:
-        """Execute a statement without arguments."""
-        ...
-
-    async def rollback(self) -> None:
-        """Roll back the open transaction, if there is one."""
-        ...
-
-    async def reset(self) -> None:
-        """Clear the settings, locks and temporary objects that a handler left in the session. One round trip."""
-        ...
-
-    def drop(self) -> None:
-        """Close it at once; the server rolls back any open transaction."""
-
-    async def end(self, *, within: float) -> None:
-        """Close it cleanly, if possible."""
 
 
 class Dialect(NamedTuple):
@@ -53,7 +19,7 @@ class Dialect(NamedTuple):
     log: logging.Logger
     address_of: Callable[[str], Any]
     connect: Callable[..., Awaitable[Any]]
-    """Opens a Connection to an address, `within` seconds."""
+    """Opens a connection to an address, `within` seconds."""
     meaning: Callable[..., Exception]
     """Returns the exception to raise, or to act on, for a statement's error."""
     said: Callable[[BaseException], str]

@@ -446,7 +446,7 @@ class OwnTransactions(Pool):
 
     @abstractmethod
     async def _connect(self) -> Any:
-        """Open a connection, see `sql.dialect.Connection`."""
+        """Open a connection."""
 
     @abstractmethod
     async def _begin(self, connection: Any) -> None:
