@@ -50,7 +50,6 @@ class Conflicts:
     for vacuum to clean up. So after a conflict, the topic's inserts handle conflicts for the next `BATCHES` batches.
     """
 
-    __slots__ = ("_wary",)
     BATCHES = 100
     TOPICS = 1_000
 

@@ -32,8 +32,6 @@ _READINGS, _QUICK = 3, 0.1
 class ServerTime:
     """The server's time in seconds since the epoch, kept by this process's monotonic clock."""
 
-    __slots__ = ("_at", "_high", "_low", "_warned")
-
     def __init__(self) -> None:
         self._low = self._high = time.time() - time.monotonic()
         self._at = -1.0
@@ -87,7 +85,6 @@ class ServerTime:
 class StoreClock:
     """The engine's clock on a store that has a clock of its own."""
 
-    __slots__ = ("_time",)
     grain: Millis = 1
 
     def __init__(self, server: ServerTime) -> None:

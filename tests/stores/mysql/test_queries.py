@@ -112,8 +112,7 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "next_topic_of_state": ({"state": 4, "topic": "t0"}, 5),
     "next_topic_leased": ({"topic": "t0"}, 5),
     "count_first": ({"topic": "s", "most": 50, "interval": 0}, 220),
-    "count_ended": ({"topic": "t0", "state": 2, "most": 50}, 170),
-    "count_living": ({"topic": "t0", "low": 0, "high": 2**62, "most": 50}, 170),
+    "count": ({"topic": "t0", "ended": 0, "low": 0, "high": 2**62, "most": 50}, 170),
 }
 """Every statement that touches a table that grows with the tasks, and how many rows it may read at most."""
 

@@ -70,9 +70,9 @@ async def test_every_statement_uses_the_index_on_a_table_without_statistics(plac
     loop = await place.watched(ManualClock(START))
     assert await loop.run_once() == (0, START + 1_000)
     table: Any = loop._table
-    for query in ("head", "head_beyond", "take"):
-        limit = {"limit": 100} if query == "take" else {}
-        text, arguments = table._write(query, START, **limit)
+    some: list[tuple[str, dict[str, int]]] = [("head", {}), ("head", {"beyond": True}), ("take", {"limit": 100})]
+    for query, more in some:
+        text, arguments = table._write(query, START, **more)
         connection = await table._connections.poller()
         plan = "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN {text}", *arguments))
         assert "using posts_due" in plan, plan

@@ -14,6 +14,7 @@ from tests.stores.many_topics import asked_of_topics
 from bide.core.events import Event, EventKind
 from bide.core.records import Count, State
 from bide.stores.named_queries import read_queries
+from bide.stores.sql import reading
 from bide.stores.sqlite import SqliteStore, database, rows
 from bide.stores.sqlite.rows import QUERIES
 from bide.testing.store_suite.base import NOW, counted, new, put
@@ -64,8 +65,7 @@ def test_every_query_is_served_by_an_index(connection: sqlite3.Connection, name:
     ("name", "index"),
     [
         ("task_by_name", "bide_task_name (topic=? AND key=?)"),
-        ("waiting_due", "bide_task_time (state=? AND topic=? AND at<?)"),
-        ("leased_due", "bide_task_time (state=? AND topic=? AND at<?)"),
+        ("due", "bide_task_time (state=? AND topic=? AND at<?)"),
         ("waiting_head", "bide_task_time (state=? AND topic=?)"),
         ("heads", "bide_task_time (state=? AND topic=?)"),
         ("settle_done", "bide_task_name (topic=? AND key=?)"),
@@ -97,7 +97,8 @@ def test_every_query_is_used(root: Path) -> None:
 
 
 async def test_counting_stops_at_the_limit(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "COUNTED", 5)
+    for module in (rows, reading):
+        monkeypatch.setattr(module, "COUNTED", 5)
     await put(store, *(new(str(number)) for number in range(6)), *(new(str(number), topic="u") for number in range(5)))
     tally = await store.tally([NOW - 1, NOW, NOW + 1], upto=5)
     assert counted(tally, "t", State.WAITING) == Count(5, exact=False)

@@ -259,7 +259,7 @@ async def test_the_watcher_comes_and_goes_with_its_listeners(store: SqliteStore)
     assert not watcher._stopping
     await second.close()
     await second.close()
-    await asyncio.to_thread(watcher.join)
+    await asyncio.to_thread(watcher.thread.join)
     heard = asyncio.Event()
     third = await store.listen(["t"], lambda topic, wake: heard.set())
     await put_one(store)

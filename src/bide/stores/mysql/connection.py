@@ -263,14 +263,17 @@ class Connection:
         self.mariadb = True
         self.place: Sequence[Any] = ()
         self.name, self.number = "", 0
+        """The caller's row of handlers' transactions on it, and their number so far."""
 
-    async def ask(self, packet: bytes | str, meanwhile: Callable[[], object] | None = None) -> list[Rows]:
+    async def ask(
+        self, packet: bytes | str, meanwhile: Callable[[], object] | None = None, *, answers: list[Rows] | None = None
+    ) -> list[Rows]:
         """Send a packet; return the rows of each statement that has a result. Raises MySQLError, ProtocolError.
 
-        `meanwhile` is called while the server works.
+        `meanwhile` is called while the server works. `answers`: filled, also until an error.
         """
         driver = self.driver
-        answers: list[Rows] = []
+        answers = [] if answers is None else answers
         try:
             await driver._execute_command(_QUERY, packet)
         except UNREADABLE as error:
@@ -292,21 +295,6 @@ class Connection:
                 await driver.next_result()
         except UNREADABLE as error:
             raise ProtocolError(f"the answer cannot be read: {said(error)}") from error
-
-    async def ask_on(self, packet: bytes) -> tuple[int, MySQLError | None]:
-        """Send a packet; return how many of its statements (each with rows) were done, and the error of the next."""
-        driver, done = self.driver, 0
-        try:
-            await driver.query(packet)
-            done += 1
-            while driver._result.has_next:
-                await driver.next_result()
-                done += 1
-        except MySQLError as error:
-            return done, error
-        except UNREADABLE as error:
-            raise ProtocolError(f"the answer cannot be read: {said(error)}") from error
-        return done, None
 
     async def begin(self) -> None:
         """Begin a transaction for a handler, on a new or reset connection.
@@ -453,11 +441,8 @@ class Call(NumberedCall):
         """
         if now is None:
             return [self.write("begin"), *self.read_clock(None)]
-        return [
-            self.write("begin"),
-            self.write("raise_floor", now=now, most=most),
-            self.write("take_floor", now=now, most=most),
-        ]
+        floor = [self.write(query, now=now, most=most) for query in ("raise_floor", "take_floor")]
+        return [self.write("begin"), *floor]
 
     def read_clock(self, now: Millis | None) -> list[bytes]:
         """The statements that set the time for those that follow."""

@@ -14,7 +14,6 @@ from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Millis
 from bide.core.records import Settlement
 from bide.stores.driver_adapters import ConnectionSource, Driver, MysqlDriver
-from bide.stores.mysql import operations
 from bide.stores.mysql.connection import Call, Connection, Rows, by_code, connect, meaning, said
 from bide.stores.mysql.lease_batches import Settling
 from bide.stores.mysql.queries import THERE_ANYWHERE, Code, Template, in_hexadecimal
@@ -83,9 +82,6 @@ class JoinedCall(RunsInSavepoint, Call):
     async def begin_snapshot(self) -> None:
         """Do nothing: the isolation level of the caller's transaction applies."""
 
-    async def commit(self) -> None:
-        """Do nothing: the caller commits the transaction."""
-
     async def send(
         self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], object] | None = None
     ) -> list[Rows]:
@@ -126,7 +122,6 @@ class MySqlVerbs(JoinedVerbs):
     _place = "server"
     _drivers = (MysqlDriver,)
     _at_once = _AT_ONCE
-    _add, _settle = operations.add, operations.settle
 
     def __init__(self, runtime: Any, source: ConnectionSource, *, own: bool = False) -> None:
         super().__init__(runtime, source, own=own)

@@ -212,8 +212,6 @@ class LeasedRows:
     There are two generations, so that tasks that are never settled here are forgotten without a search for the oldest.
     """
 
-    __slots__ = ("_new", "_old", "_over")
-
     def __init__(self) -> None:
         self._over: list[BatchKey] = []
         self._new: dict[tuple[Topic, str], Row] = {}

@@ -28,16 +28,6 @@ from bide.core.instants import NEVER, Millis
 from bide.core.records import Leased, Record, State, Token, Topic
 from bide.stores.mysql import lease_batches
 from bide.stores.mysql.connection import Call, MySqlConnection, Repeated, Rows
-from bide.stores.mysql.lease_batches import (
-    Expired,
-    LeaseBatch,
-    decode_pairs,
-    delete_batches,
-    read_expired,
-    read_remains,
-    rewrite_batches,
-    write_batches,
-)
 from bide.stores.mysql.queries import AT, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
 from bide.stores.sql.leasing import LATER, LONGEST, POLL, SLACK, Leasing, ScanBounds, ScanPositions
 from bide.stores.sql.operations import CODES
@@ -73,8 +63,6 @@ def from_the_start(topics: Sequence[Topic]) -> ScanStart:
 
 
 class MySqlScanBounds(ScanBounds):
-    __slots__ = ("_lost", "_there")
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._there: Millis = 0
@@ -156,8 +144,6 @@ class NextDue:
     leased, and each lease would visit all those leased before. So once an instant has been over for a second, the last
     leased row is noted too, and the next lease begins after it.
     """
-
-    __slots__ = ("_rows", "_wakes")
 
     def __init__(self) -> None:
         self._wakes: dict[Topic, Millis] = {}
@@ -275,10 +261,10 @@ class MySqlLeasing(Leasing):
         if not dues:
             return Given(dues, tokens, {}, locked.rewritten)
         pairs = {topic: [(row[ROW], tokens[row[ROW]]) for row in rows] for topic, rows in locked.found.items()}
-        written, batch_of = write_batches(call, pairs, until)
+        written, batch_of = lease_batches.write_batches(call, pairs, until)
         rows = these(sorted(tokens))
         lease = call.write("lease_tasks", these=rows, micros=locked.micros, until=until, holder=filled(holder))
-        over = delete_batches(call, self.leased.over(locked.there + SLACK))
+        over = lease_batches.delete_batches(call, self.leased.over(locked.there + SLACK))
         return Given(dues, tokens, batch_of, [lease, *locked.rewritten, *over, *written])
 
     async def _locked(
@@ -295,15 +281,15 @@ class MySqlLeasing(Leasing):
                 statements.append(call.write("expired_leases", **values))
         [[(there, micros)], *answers] = await call.timed(*statements)
         locked = LockedTasks(there, micros, {}, {}, [])
-        expired: dict[Topic, Expired] = {}
+        expired: dict[Topic, lease_batches.Expired] = {}
         each = 1 + start.thorough
         for place, topic in enumerate(wanted):
             rest = rest_of_waiting(topic)
             locked.found[topic] = [(*row, *rest) for row in answers[each * place]]
             if start.thorough and answers[each * place + 1]:
-                expired[topic] = read_expired(topic, answers[each * place + 1])
+                expired[topic] = lease_batches.read_expired(topic, answers[each * place + 1])
         if expired:
-            for topic, (held, lost) in (await read_remains(call, expired, counts)).items():
+            for topic, (held, lost) in (await lease_batches.read_remains(call, expired, counts)).items():
                 dues = locked.found[topic]
                 dues += lost
                 dues.sort(key=_wake)
@@ -311,7 +297,7 @@ class MySqlLeasing(Leasing):
                 leased = {row[ROW] for row in dues}
                 left = [one for one in held if one.row not in leased]
                 locked.expired[topic] = expired[topic].names[0].until
-                locked.rewritten.extend(rewrite_batches(call, expired[topic], left, there))
+                locked.rewritten.extend(lease_batches.rewrite_batches(call, expired[topic], left, there))
         return locked
 
     def _scan_start(self, call: Call, wants: Mapping[Topic, int], about: Millis) -> ScanStart:
@@ -330,14 +316,11 @@ class MySqlLeasing(Leasing):
     ) -> None:
         """Note how far the scan came."""
         self.positions.emptied([topic for topic in room if counts[topic] > 0], there)
-        reached: dict[Topic, tuple[Millis, int]] = {}
         for topic in counts.keys() - set(room):
             last = next((row for row in reversed(found[topic]) if row[STATE] == _WAITING), None)
             if last is not None:
-                reached[topic] = (last[AT], last[ROW])
-        self.positions.reached({topic: wake for topic, (wake, _) in reached.items()})
-        for topic, (wake, row) in reached.items():
-            self.next_due.reached(topic, wake, row, there)
+                self.positions.reached({topic: last[AT]})
+                self.next_due.reached(topic, last[AT], last[ROW], there)
 
     async def _read_wake(
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis
@@ -403,14 +386,14 @@ class Given(NamedTuple):
     """The tasks, oldest first."""
     tokens: dict[int, Token]
     """The new token of each row, in this order."""
-    batch_of: Mapping[int, LeaseBatch]
+    batch_of: Mapping[int, lease_batches.LeaseBatch]
     """The batch that records each row."""
     statements: list[bytes]
 
 
 async def _still_held(topics: Sequence[Topic], row: Repeated, call: Call) -> tuple[Leased, bool]:
     """The tasks that an earlier sending leased and still holds, so that none is returned that others hold."""
-    tokens = dict(decode_pairs(row.answer or b"\x90"))
+    tokens = dict(lease_batches.decode_pairs(row.answer or b"\x90"))
     held: dict[int, Record] = {}
     if tokens:
         for one in await call.ask("tasks_by_rows", these=these(sorted(tokens))):

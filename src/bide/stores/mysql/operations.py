@@ -12,7 +12,7 @@ from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from asyncmy.errors import MySQLError
@@ -378,25 +378,21 @@ _COLUMNS = "topic, `key`, id, payload, at, due_at, created_at"
 class _NewTasks:
     """The tasks to add, and facts about them that are computed once, if possible while the server works."""
 
-    __slots__ = ("note_wakes", "parts", "plain", "tasks")
-
     def __init__(self, tasks: Sequence[NewTask], note_wakes: Callable[[], object]) -> None:
         self.tasks = tasks
         self.note_wakes = note_wakes
         """Notes the earliest wake of each topic; one call is enough."""
         self.plain = _check_names(tasks)
         """True if all names are ASCII and need no escaping."""
-        self.parts: list[Places] = []
-        """The result of `rounds`; empty before `find_parts`."""
 
-    def find_parts(self) -> None:
-        """Compute the parts."""
-        if not self.parts:
-            self.parts = rounds(self.tasks)
+    @cached_property
+    def parts(self) -> list[Places]:
+        """The result of `rounds`."""
+        return rounds(self.tasks)
 
     @property
     def places(self) -> Places:
-        """The places of all tasks, after `find_parts`. Raises KeyTaken if a key occurs twice."""
+        """The places of all tasks. Raises KeyTaken if a key occurs twice."""
         if len(self.parts) > 1:
             raise KeyTaken("a key comes twice in a batch")
         return self.parts[0]
@@ -413,9 +409,8 @@ async def add(
     """Schedule tasks: one packet if every key is new. `about`: the server's time, as far as it is known."""
     batch = _NewTasks(tasks, lambda: messages_of(wakes_of(tasks, about)))
     wary = conflicts is not None and conflicts.likely(tasks)
-    if wary or now is not None or len(tasks) < _MANY:
-        batch.find_parts()
-    if len(batch.parts) <= 1 and not wary:
+    many = now is None and len(tasks) >= _MANY  # then whether a key occurs twice is determined while the server works
+    if not wary and (many or len(batch.parts) == 1):
         with suppress(KeyTaken):
             return await _add_new(connection, batch, now)
     batch.note_wakes()
@@ -454,13 +449,11 @@ async def _add_new(connection: Runs, batch: _NewTasks, now: Millis | None) -> li
     async def insert(call: Call) -> list[Answer]:
         opened = [*call.begin(now, len(tasks)), *([call.write("first_token")] if now is None else [])]
         if now is None and len(tasks) >= _MANY and call.utc:
-            [[(there, micros, first)]] = await call.timed(
-                *opened, call.write("clock_and_token"), meanwhile=batch.find_parts
-            )
+            asked = call.write("clock_and_token")
+            [[(there, micros, first)]] = await call.timed(*opened, asked, meanwhile=lambda: batch.parts)
             if first <= micros:
                 return await _insert_many(call, batch, there)
             opened = []  # the clock was set back: tokens continue from the last one
-        batch.find_parts()
         places = batch.places
         statements = [*opened, call.write("clock"), *_insertion(call, [tasks[place] for place in places], now)]
         statements += call.pass_gate(_highest(call, now))
@@ -682,8 +675,9 @@ class MySqlReads(ServerReads):
         asked, among = [], []
         for low, high, most in intervals:
             among.append(sum(low <= one.at < high for one in held))
-            asked.append(call.write("count_living", topic=topic, low=low, high=high, most=among[-1] + most + 1))
-        asked += [call.write("count_ended", topic=topic, state=CODES[state], most=COUNTED + 1) for state in _ENDED]
+            asked.append(call.write("count", topic=topic, ended=0, low=low, high=high, most=among[-1] + most + 1))
+        everything = {"topic": topic, "low": 0, "high": LATEST, "most": COUNTED + 1}
+        asked += [call.write("count", ended=CODES[state], **everything) for state in _ENDED]
         numbers = [number for ((number,),) in await call.send(*asked)]
         waiting = [
             count_of(number - leased, most)

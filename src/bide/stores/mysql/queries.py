@@ -174,8 +174,6 @@ class Names:
     """The names of the database objects in one database, with one prefix."""
 
     def __init__(self, schema: str, prefix: str) -> None:
-        self.schema = schema
-        self.prefix = prefix
         self.lock = f"bide_migrates_{zlib.crc32(f'{schema}.{prefix}'.encode()):08x}"
         """The advisory lock for migrations."""
         self.parts = {

@@ -289,16 +289,12 @@ SELECT topic, state, :interval AS part, COUNT(*) FROM (
     SELECT topic, state, at FROM {task} FORCE INDEX (name) WHERE topic > :topic ORDER BY topic, `key` LIMIT :most
 ) AS few GROUP BY topic, state, part
 
--- name: count_living
--- Counting stops at the limit, so that a tally costs no more with ten million tasks.
+-- name: count
+-- The living tasks (0), or those that ended in one state. Counting stops at the limit, so that a tally costs no more
+-- with ten million tasks.
 SELECT COUNT(*) FROM (
     SELECT 1 FROM {task} FORCE INDEX (due)
-    WHERE topic = :topic AND ended = 0 AND at >= :low AND at < :high LIMIT :most
-) AS few
-
--- name: count_ended
-SELECT COUNT(*) FROM (
-    SELECT 1 FROM {task} FORCE INDEX (due) WHERE topic = :topic AND ended = :state LIMIT :most
+    WHERE topic = :topic AND ended = :ended AND at >= :low AND at < :high LIMIT :most
 ) AS few
 
 -- name: announce

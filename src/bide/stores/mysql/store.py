@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import filterfalse
-from types import MappingProxyType
 from typing import Any
+
+from asyncmy.errors import MySQLError
 
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.core.instants import Millis
@@ -35,7 +36,7 @@ from bide.stores.sql.dialect import LockTimeout
 from bide.stores.sql.journaled_connection import Ask, RowLocked
 from bide.stores.sql.leasing import POLL, SLACK
 from bide.stores.sql.operations import HELD
-from bide.stores.sql.store import CONNECTION_OF, Operations, Runtime, SqlStore
+from bide.stores.sql.store import CONNECTION_OF, Runtime, SqlStore
 
 AT_ONCE = 1_000
 """Tasks in one statement: more would be no faster, and make other calls wait longer."""
@@ -89,6 +90,7 @@ def slices_of_new(tasks: Sequence[NewTask], largest: int) -> list[Sequence[NewTa
 
 class MySqlRuntime(Runtime):
     dialect = MYSQL
+    operations = operations
     reads = MySqlReads
     at_once = AT_ONCE
     _transactions = Transactions
@@ -98,11 +100,8 @@ class MySqlRuntime(Runtime):
     def __init__(self, address: Address, **options: Any) -> None:
         super().__init__(address, **options)
         self.leasing = MySqlLeasing(self)
-        self.operations = Operations(
-            add=partial(operations.add, conflicts=Conflicts()), change=operations.change,
-            settle=partial(operations.settle, leased=self.leasing.leased), extend=operations.extend,
-            purge=operations.purge, forget_callers=operations.forget_callers,
-        )  # fmt: skip
+        self.own = {"add": {"conflicts": Conflicts()}, "settle": {"leased": self.leasing.leased}}
+        self.purge = operations.purge
         self._watching: asyncio.Task[None] | None = None
         self._positions: tuple[int, ...] = (0,)  # the last two of the redo log; none after a failure
 
@@ -157,11 +156,36 @@ class MySqlRuntime(Runtime):
         return slices(asked, WITH_ERRORS if errors else AT_ONCE)
 
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
-        """Like the base class, but skips locked tasks; a new task that makes a packet too large fails alone."""
+        """Like the base class, but skips locked tasks; a new task that makes a packet too large fails alone.
+
+        A call that waits for a lock longer than our connections allow (a second) is rolled back. Then each of its tasks
+        is probed without waiting, and the locked ones are left out, so that the others need not wait.
+        """
         connection, probe = self.connections[CONNECTION_OF[kind]], self.connections["held"]
         failed = too_large(part, self.connections["read"].largest) if kind == "add" else {}
         locked = await _find_locked(probe, part) if connection is probe else set(self.held.names)
-        return await _go_past(connection, probe, part, ask, failed=failed, locked=locked)
+        answers: list[Any] = [failed.get(place, HELD) for place in range(len(part))]
+        ends, probed = time.monotonic() + connection.patience, False
+        while True:
+            left = [
+                place for place, one in enumerate(part) if place not in failed and (one.topic, one.key) not in locked
+            ]
+            tried = part if len(left) == len(part) else [part[place] for place in left]
+            try:
+                found = await ask(connection, tried) if left else []
+            except RowLocked as error:
+                if probed and time.monotonic() >= ends:
+                    raise StoreUnavailable(str(error)) from error
+                locked |= await _find_locked(probe, tried)
+                probed = True
+                continue
+            except StoreError as error:
+                if len(left) == len(part):
+                    raise
+                found = [error] * len(left)
+            for place, answer in zip(left, found, strict=True):
+                answers[place] = answer
+            return answers
 
     async def identify(self, *, check: bool = False) -> None:
         async def work(call: Call) -> None:
@@ -184,49 +208,6 @@ class MySqlRuntime(Runtime):
         return await diagnose(self.connections["read"], self.address, self.time)
 
 
-# --- passing over locked tasks
-#
-# A call that waits for a lock longer than our connections allow (a second) is rolled back. Then each of its tasks is
-# probed without waiting, and the locked ones are left out, so that the others need not wait. The locked ones are
-# retried in the background, see `LockedRows`.
-
-
-async def _go_past(
-    connection: MySqlConnection,
-    probe: MySqlConnection,
-    asked: Sequence[Any],
-    ask: Ask,
-    *,
-    locked: set[Name],
-    failed: Mapping[int, StoreError] = MappingProxyType({}),
-) -> list[Any]:
-    """The answers of `ask`, with RowLocked for each locked task.
-
-    `locked`: tasks known to be locked, which are not tried. `failed`: places of tasks that are not tried either, with
-    their errors. The connection `probe` determines which tasks of a batch are locked.
-    """
-    answers: list[Any] = [failed.get(place, HELD) for place in range(len(asked))]
-    ends, probed = time.monotonic() + connection.patience, False
-    while True:
-        left = [place for place, one in enumerate(asked) if place not in failed and (one.topic, one.key) not in locked]
-        part = asked if len(left) == len(asked) else [asked[place] for place in left]
-        try:
-            found = await ask(connection, part) if left else []
-        except RowLocked as error:
-            if probed and time.monotonic() >= ends:
-                raise StoreUnavailable(str(error)) from error
-            locked |= await _find_locked(probe, part)
-            probed = True
-            continue
-        except StoreError as error:
-            if len(left) == len(asked):
-                raise
-            found = [error] * len(left)
-        for place, answer in zip(left, found, strict=True):
-            answers[place] = answer
-        return answers
-
-
 async def _find_locked(connection: MySqlConnection, asked: Sequence[Named]) -> set[Name]:
     """Find the tasks that another transaction has locked, or is inserting."""
     names = sorted({(one.topic, one.key) for one in asked})
@@ -237,13 +218,15 @@ async def _find_locked(connection: MySqlConnection, asked: Sequence[Named]) -> s
         while rest:
             part = rest[:_PROBES]
             statements = [call.write("probe", topic=topic, key=key) for topic, key in part]
-            answered, error = await call.connection.ask_on(b"; ".join(statements))
-            if error is not None:
+            answers: list[Any] = []
+            try:
+                await call.connection.ask(b"; ".join(statements), answers=answers)
+                rest = rest[_PROBES:]
+            except MySQLError as error:
                 if not isinstance(meaning(error, ""), LockTimeout):
-                    raise error
-                locked.add(part[answered])
-                answered += 1
-            rest = rest[answered:]
+                    raise
+                locked.add(part[len(answers)])
+                rest = rest[len(answers) + 1 :]
         return locked
 
     return await connection.read(work)

@@ -67,8 +67,6 @@ class MySqlTimes(TableTimes):
 
 
 class MySqlTable(ServerTable):
-    """See `ports.Table`. `using` joins a transaction to the app's store, if that is on the same server."""
-
     _kind = MySqlTableConnections
     _times_of = MySqlTimes
     _queries = read_queries((Path(__file__).parent / "watched_table.sql").read_text("utf-8"))

@@ -1,16 +1,12 @@
 -- A watched table. {table}, {id} and {due} are quoted names, {where} and {changes} the program's own SQL.
 -- {now} is the time of this statement (UTC, as all our sessions), {cutoff} the same in the form of the due column.
--- {skip} excludes ids, and rows without one. {index} forces the suitable index: on a table whose statistics are old, or
--- that was empty a moment ago, the server would otherwise scan the whole table. %s stands for values.
+-- {any}: the row has a due time, or one that is not due yet. {skip} excludes ids, and rows without one. {index} forces
+-- the suitable index: on a table whose statistics are old, or that was empty a moment ago, the server would otherwise
+-- scan the whole table. %s stands for values.
 
 -- name: head
 SELECT CAST(UNIX_TIMESTAMP({now}) * 1000000 AS UNSIGNED), first.* FROM (SELECT 1) AS one LEFT JOIN (
-    SELECT {due}, {id} FROM {table}{index} WHERE {due} IS NOT NULL AND ({where}){skip} ORDER BY {due} LIMIT 1
-) AS first ON TRUE
-
--- name: head_beyond
-SELECT CAST(UNIX_TIMESTAMP({now}) * 1000000 AS UNSIGNED), first.* FROM (SELECT 1) AS one LEFT JOIN (
-    SELECT {due}, {id} FROM {table}{index} WHERE {due} > {cutoff} AND ({where}){skip} ORDER BY {due} LIMIT 1
+    SELECT {due}, {id} FROM {table}{index} WHERE {any} AND ({where}){skip} ORDER BY {due} LIMIT 1
 ) AS first ON TRUE
 
 -- name: explained

@@ -299,7 +299,6 @@ _PATIENCE = {
 }
 _SESSION = SESSION | _PATIENCE
 _POOLED_SESSION = "".join(f"; SET LOCAL {name} = {value}" for name, value in (PLANNER | _PATIENCE).items())
-_SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 Row = Any
 """A row of the driver, with access by position and by name."""
 
@@ -354,7 +353,7 @@ class Call(NumberedCall):
 
     async def begin_snapshot(self) -> None:
         """Begin a transaction in which all queries see the same state of the database."""
-        await self.begin(_SNAPSHOT)
+        await self.begin("ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
     async def commit(self) -> None:
         self.sent = True

@@ -16,7 +16,6 @@ import asyncpg
 from bide.core.errors import BadInput, SetupError
 from bide.core.payloads import AT_ONCE
 from bide.stores.driver_adapters import AsyncpgDriver, Driver, PsycopgDriver
-from bide.stores.postgres import operations
 from bide.stores.postgres.connection import CALLS_OF_A_ROW, Call, by_code, connect, meaning, said
 from bide.stores.resending import Lost
 from bide.stores.sql.transactions import (
@@ -57,9 +56,6 @@ class JoinedCall(RunsInSavepoint, Call):
     async def begin(self, how: str = "") -> None:
         """Do nothing: the transaction has begun already."""
 
-    async def commit(self) -> None:
-        """Do nothing: the caller commits the transaction."""
-
 
 class PostgresVerbs(JoinedVerbs):
     """The verbs on a connection of asyncpg or psycopg."""
@@ -68,7 +64,6 @@ class PostgresVerbs(JoinedVerbs):
     _place = "database"
     _drivers = AsyncpgDriver, PsycopgDriver
     _at_once = AT_ONCE
-    _add, _settle = operations.add, operations.settle
 
     def _call(self, driver: Driver, floor: int | None) -> JoinedCall:
         return JoinedCall(driver, self._runtime.joined_queries)
@@ -113,7 +108,6 @@ _SESSION = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "4",
 }
-_CONSTRAINT: type[Exception] = asyncpg.IntegrityConstraintViolationError
 
 
 class Transactions(OwnTransactions):
@@ -142,7 +136,7 @@ class Transactions(OwnTransactions):
         return int(number)
 
     def _refused(self, error: Exception, found: Exception) -> Exception:
-        if isinstance(error, _CONSTRAINT):
+        if isinstance(error, asyncpg.IntegrityConstraintViolationError):
             return error  # a deferred constraint of the handler's tables: raised like any other error of its statements
         if isinstance(error, asyncpg.InFailedSQLTransactionError):
             return SetupError(

@@ -65,11 +65,6 @@ class FullScan(NamedTuple):
 
 
 class PostgresScanBounds(ScanBounds):
-    __slots__ = (
-        "_asked", "_bounded", "_lease_length", "_next_ends", "_read_at", "_scanned_at", "_seen_until", "_was_full",
-        "_writers_since", "watching",
-    )  # fmt: skip
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.watching = False
@@ -199,7 +194,7 @@ class PostgresLeasing(Leasing):
 
         async def take(call: Call) -> tuple[Leased, bool]:
             since, thorough = positions.begin(wants, about)
-            if not thorough and len(topics) == 1 and positions.plenty(topics[0]):
+            if not thorough and len(topics) == 1 and topics[0] in positions.plenty:
                 rows = await call.numbered(f"lease_more_{form}", now, topics[0], counts[0], lasts, holder, since[0])
                 return self._taken_more(rows, topics[0], counts[0]), False
             start = await self._scan_start(call, topics, since, thorough=thorough)
@@ -274,7 +269,7 @@ class PostgresLeasing(Leasing):
         rows.sort(key=lambda row: row[_BEFORE_MORE + WOKE])
         tasks = [record_of(row[_RECORD_MORE]) for row in rows]
         if len(tasks) < want:
-            self.positions.ran_short(topic)
+            self.positions.plenty.discard(topic)
             return Leased(tasks, {topic: there}, there)
         self.positions.reached({topic: tasks[-1].planned_at})
         return Leased(tasks, self.positions.heads({topic: want}, {}, there, thorough=False), there)

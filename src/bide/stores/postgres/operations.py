@@ -47,7 +47,6 @@ from bide.stores.sql.operations import (
     HELD,
     PAYLOAD,
     ROW,
-    STATES,
     WIDTH,
     Batch,
     Found,
@@ -60,7 +59,7 @@ from bide.stores.sql.operations import (
     rest_of,
     values_of,
 )
-from bide.stores.sql.reading import Located, ServerReads, count_of
+from bide.stores.sql.reading import Located, ServerReads, count_of, counts_in
 
 _LOCKED = slice(3, 3 + WIDTH)
 """The record's part of a row of `lock_tasks`."""
@@ -337,8 +336,6 @@ class Purging:
     store uses the caller's clock.
     """
 
-    __slots__ = ("_floor", "_used", "_whole_at")
-
     def __init__(self, *, used: bool) -> None:
         self._used = used
         self._floor: Millis = 0
@@ -525,15 +522,11 @@ class PostgresReads(ServerReads):
         self, spans: Sequence[tuple[Millis, Millis]], upto: int, only: Collection[Topic] | None, after: Topic, most: int
     ) -> tuple[Tally, Topic | None]:
         """Count tasks. O(topics x COUNTED) at worst, however many wait."""
-        counts: dict[tuple[Topic, State], Count] = {}
         forecast: dict[Topic, list[Count]] = {}
         rows = await self._call.fetch(
             "counts", COUNTED + 1, after, most if only is None else None, None if only is None else list(only)
         )
-        for topic, *numbers in rows:
-            for state, number in zip(STATES, numbers, strict=True):
-                if number:
-                    counts[topic, state] = count_of(number, COUNTED)
+        counts = counts_in(rows)
         waiting = [topic for topic, state in counts if state is State.WAITING]
         if spans and waiting:
             asked = [(topic, low, high) for topic in waiting for low, high in spans]

@@ -26,8 +26,6 @@ class Names:
 
     def __init__(self, schema: str, prefix: str, *, joined: bool = False) -> None:
         """`joined`: for statements in transactions that are not ours."""
-        self.schema = schema
-        self.prefix = prefix
         number = zlib.crc32(f"{schema}.{prefix}".encode())
         self.lock = 0x62696465_00000000 | number
         """The advisory lock for raising the token counter; the number below it is the lock for migrations."""

@@ -8,7 +8,6 @@ connections, a worker four, and handlers that open transactions up to ten more; 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import partial
 from typing import Any
 
 from bide.core.instants import Millis
@@ -25,13 +24,14 @@ from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.postgres.schema import SCHEMA, diagnose
 from bide.stores.postgres.wakes import Subscription, WakeMessages
 from bide.stores.postgres.watched_table import PostgresTable
-from bide.stores.sql.store import Operations, Runtime, SqlStore
+from bide.stores.sql.store import Runtime, SqlStore
 
 
 class PostgresRuntime(Runtime):
     """The state of an open PostgreSQL store. `cap`: how far ahead a wake may be for a notification to be sent."""
 
     dialect = POSTGRES
+    operations = operations
     reads = PostgresReads
     at_once = AT_ONCE
     _transactions = Transactions
@@ -43,11 +43,8 @@ class PostgresRuntime(Runtime):
         self.joined_queries = queries_of(address.schema, address.prefix, joined=True)
         self._wake_messages = WakeMessages(cap)
         self.leasing = PostgresLeasing(self)
-        self.operations = Operations(
-            add=partial(operations.add, conflicts=Conflicts()), change=operations.change, settle=operations.settle,
-            extend=operations.extend, purge=operations.Purging(used=self.by_server).purge,
-            forget_callers=operations.forget_callers,
-        )  # fmt: skip
+        self.own = {"add": {"conflicts": Conflicts()}}
+        self.purge = operations.Purging(used=self.by_server).purge
         channel = Names(address.schema, address.prefix).channel
         self.notifications = Subscription(self, channel, patience=silence)
         self._raised: Millis = -1

@@ -100,8 +100,6 @@ class PostgresTimes(TableTimes):
 
 
 class PostgresTable(ServerTable):
-    """See `ports.Table`. `using` joins a transaction to the app's store, if that is in the same database."""
-
     _kind = PostgresTableConnections
     _times_of = PostgresTimes
     _queries = read_queries((Path(__file__).parent / "watched_table.sql").read_text("utf-8"))

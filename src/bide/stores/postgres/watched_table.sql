@@ -1,21 +1,16 @@
 -- A watched table. {table}, {id} and {due} are quoted names, {where} and {changes} the program's own SQL.
 -- {now} is the server's time when this statement arrived, {cutoff} the same in the form of the due column. Both are
--- stable, so that an index can serve a comparison with them, and neither is ever ahead of the clock. {skip} excludes
--- ids, and rows without one.
+-- stable, so that an index can serve a comparison with them, and neither is ever ahead of the clock. {any}: the row
+-- has a due time, or one that is not due yet. {skip} excludes ids, and rows without one.
 
 -- name: head
 -- {shown} is the due time, limited to the years that the driver can read
 SELECT (extract(epoch FROM {now}) * 1000000)::bigint AS micros, first.* FROM (SELECT 1) AS one LEFT JOIN (
-    SELECT {shown} AS seen, {id} FROM {table} WHERE {due} IS NOT NULL AND ({where}){skip} ORDER BY {due} LIMIT 1
-) AS first ON true
-
--- name: head_beyond
-SELECT (extract(epoch FROM {now}) * 1000000)::bigint AS micros, first.* FROM (SELECT 1) AS one LEFT JOIN (
-    SELECT {shown} AS seen, {id} FROM {table} WHERE {due} > {cutoff} AND ({where}){skip} ORDER BY {due} LIMIT 1
+    SELECT {shown} AS seen, {id} FROM {table} WHERE {any} AND ({where}){skip} ORDER BY {due} LIMIT 1
 ) AS first ON true
 
 -- name: explained
--- the scan that both of the above and `take` share
+-- the scan that `head` and `take` share
 EXPLAIN (FORMAT JSON) SELECT {due} FROM {table} WHERE {due} > {cutoff} AND ({where}) ORDER BY {due} LIMIT 1
 
 -- name: take

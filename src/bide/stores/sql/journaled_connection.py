@@ -32,8 +32,6 @@ from bide.stores.sql.dialect import AlreadyApplied, Dialect, KeyTaken, LockTimeo
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
 Ask = Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]
 """Makes a call about a part of a batch, on a connection of the store."""
-TriesAgain = Callable[[Sequence[Any], Ask], Awaitable[list[Any]]]
-"""Repeats the call for tasks that were locked; answers RowLocked for each that still is."""
 
 
 class RowLocked(StoreUnavailable):
@@ -43,7 +41,8 @@ class RowLocked(StoreUnavailable):
 class LockedRows:
     """Retries calls about locked tasks until the lock is released or patience is over. Belongs to one event loop."""
 
-    def __init__(self, try_again: TriesAgain, where: str) -> None:
+    def __init__(self, try_again: Callable[[Sequence[Any], Ask], Awaitable[list[Any]]], where: str) -> None:
+        """`try_again`: repeats a call about tasks that were locked; answers RowLocked for each that still is."""
         self.names: Counter[tuple[Topic, str]] = Counter()
         """The tasks being retried, each with the number of its pending calls."""
         self._try_again = try_again
@@ -55,12 +54,11 @@ class LockedRows:
         if is_among(RowLocked, answers):
             places = [place for place, answer in enumerate(answers) if type(answer) is RowLocked]
             loop = asyncio.get_running_loop()
-            futures: list[Pending[Any]] = [Pending(loop=loop) for _ in places]
-            for place, future in zip(places, futures, strict=True):
-                answers[place], name = future, (asked[place].topic, asked[place].key)
+            for place in places:
+                answers[place], name = Pending(loop=loop), (asked[place].topic, asked[place].key)
                 self.names[name] += 1
-                future.add_done_callback(partial(self._let_go, name))
-            again = self._again([asked[place] for place in places], futures, ask, patience)
+                answers[place].add_done_callback(partial(self._let_go, name))
+            again = self._again([(asked[place], answers[place]) for place in places], ask, patience)
             task = loop.create_task(again, name="bide held")
             self._waiting.add(task)
             task.add_done_callback(self._waiting.discard)
@@ -71,32 +69,29 @@ class LockedRows:
         if not self.names[name]:
             del self.names[name]
 
-    async def _again(self, asked: list[Any], futures: list[Pending[Any]], ask: Ask, patience: float) -> None:
+    async def _again(self, left: list[tuple[Any, Pending[Any]]], ask: Ask, patience: float) -> None:
         ends, pause = time.monotonic() + patience, _FIRST_PAUSE
         try:
-            while asked:
+            while left:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 try:
-                    answers = await self._try_again(asked, ask)
+                    answers = await self._try_again([one for one, _ in left], ask)
                 except PartlyFailed as error:
                     answers = list(error.answers)
                 except StoreError as error:
-                    answers = [error] * len(asked)
+                    answers = [error] * len(left)
                 if time.monotonic() >= ends:
                     over = StoreUnavailable(
                         f"{self._where}: another open transaction keeps the task locked; nothing was done"
                     )
                     answers = [over if type(answer) is RowLocked else answer for answer in answers]
-                left = []
-                for one, future, answer in zip(asked, futures, answers, strict=True):
-                    if type(answer) is RowLocked:
-                        left.append((one, future))
-                    elif not future.done():
+                for (_, future), answer in zip(left, answers, strict=True):
+                    if type(answer) is not RowLocked and not future.done():
                         future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
-                asked, futures = [one for one, _ in left], [future for _, future in left]
+                left = [pair for pair, answer in zip(left, answers, strict=True) if type(answer) is RowLocked]
         finally:
-            for future in futures:
+            for _, future in left:
                 if not future.done():
                     future.set_exception(StoreUnavailable(f"{self._where}: the store was closed; nothing was done"))
 
@@ -158,7 +153,7 @@ class NumberedCall(ABC):
     @property
     def caller(self) -> str:
         """The name of the row that stores its number."""
-        name: str = self._of.name
+        name: str = self._of.name  # None in a transaction that is not ours
         return name
 
     def allow(self, seconds: float) -> None:

@@ -37,8 +37,6 @@ SLACK: Millis = 1_000
 class ScanPositions:
     """The start of each topic's next ordinary scan, and the time of its last thorough one."""
 
-    __slots__ = ("_began", "_ends", "_noted", "_plenty", "_positions", "_scanned_at", "_slack", "_used")
-
     def __init__(self, *, used: bool, slack: Millis = SLACK) -> None:
         """`used` false: every scan is thorough, because the caller's clock may jump.
 
@@ -53,7 +51,8 @@ class ScanPositions:
         self._scanned_at: dict[Topic, float] = {}
         self._ends: dict[Topic, Millis] = {}
         """By topic, when the next lease of another worker expires, as the last thorough scan saw it."""
-        self._plenty: set[Topic] = set()
+        self.plenty: set[Topic] = set()
+        """The topics with more due tasks than the last scan took, as far as is known."""
 
     def begin(self, wants: Mapping[Topic, int], about: Millis) -> tuple[list[Millis], bool]:
         """Begin a scan: return where an ordinary one starts in each topic, and whether this one is thorough.
@@ -101,21 +100,13 @@ class ScanPositions:
         """Note that the scan left nothing due in these topics."""
         for topic in topics:
             self._positions[topic] = min(now - self._slack, self._noted.get(topic, now))
-            self._plenty.discard(topic)
-
-    def plenty(self, topic: Topic) -> bool:
-        """True if more tasks of the topic were due than the last scan took, as far as is known."""
-        return topic in self._plenty
-
-    def ran_short(self, topic: Topic) -> None:
-        """Note that a scan found fewer tasks of the topic than wanted, for a reason that it did not determine."""
-        self._plenty.discard(topic)
+            self.plenty.discard(topic)
 
     def reached(self, wakes: Mapping[Topic, Millis]) -> None:
         """Note that more tasks of these topics may be due, and the wake time of the last task taken."""
         for topic, wake in wakes.items():
             self._positions[topic] = min(wake, self._noted.get(topic, wake))
-        self._plenty.update(wakes)
+        self.plenty.update(wakes)
 
     def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
         """Note the wake times of newly committed tasks."""
@@ -141,8 +132,6 @@ class ScanBounds:
     starts without bounds, and its first scan is full. A full scan that exceeds the time limit of a call may take twice
     as long the next time. So a worker that starts while an old transaction blocks vacuum starts late.
     """
-
-    __slots__ = ("_background", "_bounds", "_clock", "_connection", "_full_at", "_used", "patience")
 
     def __init__(
         self, *, used: bool, background: Callable[[Any], bool], clock: Callable[[], float] = time.monotonic

@@ -7,15 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coro
 from functools import partial
 from heapq import merge
 from itertools import islice
-from operator import itemgetter
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from bide.core.instants import Millis
 from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
-from bide.ports import run_at_once
+from bide.ports import COUNTED, run_at_once
 from bide.stores.cursors import Place, place_of, read_cursor, write_cursor
-from bide.stores.sql.operations import CODES
+from bide.stores.sql.operations import CODES, STATES
 
 T = TypeVar("T")
 _TOPICS, _TASKS = 500, 20_000
@@ -44,13 +43,13 @@ class Reads(ABC):
         """The first topic after `after`, of one group, of the tasks in one state, or of all tasks: one seek."""
         if where.group is not None:
             ask = partial(self._call.ask, "next_topic_of_group", group=where.group)
-            asked = [await ask(ended=ended, topic=after) for ended in group_parts(where)]
-            rows = sorted((row for rows in asked for row in rows), key=itemgetter(0))
+            asked = [await ask(ended=ended, topic=after) for ended in _group_parts(where)]
         elif where.state is None:
-            rows = await self._call.ask("next_topic", topic=after)
+            asked = [await self._call.ask("next_topic", topic=after)]
         else:
-            rows = await self._of_state(where.state, after)
-        return self._call.name(rows[0][0]) if rows and rows[0][0] is not None else None
+            asked = [await self._of_state(where.state, after)]
+        found = [row[0] for rows in asked for row in rows if row[0] is not None]
+        return self._call.name(min(found)) if found else None
 
     async def _of_state(self, state: State, after: Topic) -> Any:
         return await self._call.ask(f"next_topic_of_state_{CODES[state]}", topic=after)
@@ -60,8 +59,9 @@ class Reads(ABC):
         if where.group is None:
             return self._located(await self._call.ask("page_by_name", topic=topic, key=after, most=most))
         ask = partial(self._call.ask, "page_by_group", group=where.group)
-        pages = [await ask(ended=ended, topic=topic, key=after, most=most) for ended in group_parts(where)]
-        return merged_by_key([self._located(page) for page in pages], most)
+        asked = [await ask(ended=ended, topic=topic, key=after, most=most) for ended in _group_parts(where)]
+        pages = map(self._located, asked)
+        return next(pages) if len(asked) == 1 else list(islice(merge(*pages, key=lambda found: found[1].key), most))
 
     @abstractmethod
     async def by_time(
@@ -70,14 +70,9 @@ class Reads(ABC):
         """Read the tasks in one state by time, and by row among equal times, after the position `after`."""
 
 
-def group_parts(where: Filter) -> Sequence[int]:
+def _group_parts(where: Filter) -> Sequence[int]:
     """The parts of a group that a list reads: its live members (0), those that have ended (1), or both."""
     return (0,) if where.live else (0, 1) if where.state is None else (1,)
-
-
-def merged_by_key(pages: Sequence[list[Located]], most: int) -> list[Located]:
-    """The first `most` tasks of pages of one topic, each by key and with at most that many."""
-    return pages[0] if len(pages) == 1 else list(islice(merge(*pages, key=lambda found: found[1].key), most))
 
 
 class ServerReads(Reads):
@@ -130,6 +125,16 @@ async def tally_all(some: Callable[[Topic, int], Awaitable[tuple[Tally, Topic | 
     return Tally(counts, forecast)
 
 
+def counts_in(rows: Iterable[Sequence[Any]]) -> dict[tuple[Topic, State], Count]:
+    """The counts in rows of a topic and its number of tasks in each of `STATES`, counted up to `COUNTED` + 1."""
+    return {
+        (topic, state): count_of(number, COUNTED)
+        for topic, *numbers in rows
+        for state, number in zip(STATES, numbers, strict=True)
+        if number
+    }
+
+
 def at_once(steps: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that never waits, such as one that queries a file, to its end in this thread."""
     return run_at_once(steps, AssertionError("something was waited for"))
@@ -140,10 +145,9 @@ def count_of(number: int, upto: int) -> Count:
     return Count(min(number, upto), number <= upto)
 
 
-ReadsPage: TypeAlias = Callable[[Reads], Awaitable[Found]]
-
-
-async def read_page(where: Filter, page: Page, run: Callable[[ReadsPage], Awaitable[Found]]) -> Found:
+async def read_page(
+    where: Filter, page: Page, run: Callable[[Callable[[Reads], Awaitable[Found]]], Awaitable[Found]]
+) -> Found:
     """Read one page, from the index that has its order. O(log n) per task, and one seek per topic passed.
 
     `run` calls what it is given with the indexes; it is not called if the cursor is damaged or nothing is asked for.

@@ -53,9 +53,6 @@ class TableConnections(Pool):
 
     @abstractmethod
     async def _connect(self, *, polling: bool) -> Any: ...
-    @abstractmethod
-    async def _begin(self, connection: Any) -> None:
-        """Begin a transaction."""
 
     @property
     def _is_open(self) -> bool:
@@ -103,13 +100,9 @@ class TableConnections(Pool):
                 for one in self._take_all():  # idle for longer, so they are dead as well
                     one.drop()
 
-    async def give_back(self, connection: Any, *, lent: bool) -> None:
-        """Return the connection to the pool. `lent`: a handler has used it."""
-        await self._give_back(connection, reset=lent, within=SOON)
-
 
 class ServerTable(WatchedTable):
-    """See `ports.Table`. `using` joins a transaction to the app's store, if that is on the same server."""
+    """See `ports.Table`. `using` joins a transaction to the app's store on the same server (PostgreSQL: database)."""
 
     _kind: ClassVar[type[TableConnections]]
     _times_of: ClassVar[type[TableTimes]]
@@ -241,7 +234,7 @@ class ServerTable(WatchedTable):
 
     def _server_s(self, query: str) -> bool:
         """Tell whether this statement uses the clock of the server that runs it."""
-        return self._by_server and (self._pollers is self._connections or not query.startswith("head"))
+        return self._by_server and (self._pollers is self._connections or query != "head")
 
     # --- errors
 
@@ -297,7 +290,7 @@ class ServerTable(WatchedTable):
             with self._ours(self._pollers):
                 connection = await self._pollers.poller()
                 try:
-                    text, values = self._write("head_beyond" if beyond else "head", now, skip=skip)
+                    text, values = self._write("head", now, skip=skip, beyond=beyond)
                     sent = time.monotonic()
                     [(micros, due, *identity)] = await self._poll(connection, text, values)
                 except BaseException as error:
@@ -340,7 +333,7 @@ class ServerTable(WatchedTable):
                 usable = True
             finally:
                 if usable:
-                    await self._connections.give_back(connection, lent=lent)
+                    await self._connections.give_back(connection, reset=lent, within=SOON)
                 else:
                     connection.drop()  # the server rolls back an open transaction
 

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from types import ModuleType
+from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -43,20 +44,6 @@ CONNECTIONS = ("write", "settle", "lease", "read", "held", "scan")
 CONNECTION_OF = {"add": "write", "change": "write", "settle": "settle", "extend": "settle", "held": "held"}
 """By kind of call."""
 T = TypeVar("T")
-Operation = Callable[..., Awaitable[Any]]
-
-
-class Operations(NamedTuple):
-    """The operations of one kind of server, each on a connection of the store's."""
-
-    add: Operation
-    change: Operation
-    settle: Operation
-    extend: Operation
-    purge: Operation
-    """Delete ended tasks; return their number."""
-    forget_callers: Operation
-    """Delete the rows of long inactive callers, except the named ones."""
 
 
 class Runtime(ABC):
@@ -71,7 +58,12 @@ class Runtime(ABC):
     """The verbs in a transaction."""
     joined_queries: Mapping[str, Any]
     """The statements for a caller's transaction."""
-    operations: Operations
+    operations: ModuleType
+    """The operations of one kind of server, each on a connection: add, change, settle, extend, forget_callers."""
+    own: Mapping[str, Mapping[str, Any]]
+    """Further arguments of an operation on the store's own connections: what the store has learned."""
+    purge: Callable[[Any, Millis | None, int], Awaitable[int]]
+    """Deletes ended tasks; returns their number."""
     leasing: Leasing
     others = False
     """True if there were several live workers when the last one of this process announced itself."""
@@ -269,7 +261,7 @@ class SqlStore(ServerStore[Runtime]):
         runtime = self._open()
         if asked and not runtime.by_server:
             await runtime.raise_clock(now)
-        operation = getattr(runtime.operations, kind)
+        operation = partial(getattr(runtime.operations, kind), **runtime.own.get(kind, {}), **more)
 
         async def write(connection: Any, part: Sequence[Any]) -> list[Any]:
             wakes: dict[Topic, Millis] = {}
@@ -280,7 +272,7 @@ class SqlStore(ServerStore[Runtime]):
 
             try:
                 times = runtime.now(now), runtime.about(now)
-                answers: list[Any] = await operation(connection, part, *times, messages_of, **more)
+                answers: list[Any] = await operation(connection, part, *times, messages_of)
             except BaseException:
                 runtime.withdraw(wakes)
                 raise
@@ -318,7 +310,7 @@ class SqlStore(ServerStore[Runtime]):
     async def purge(self, *, now: Millis, limit: int) -> int:
         runtime = self._open()
         settling = runtime.connections["settle"]
-        purged: int = await runtime.operations.purge(settling, runtime.now(now), limit)
+        purged = await runtime.purge(settling, runtime.now(now), limit)
         await runtime.operations.forget_callers(
             settling, [connection.name for connection in runtime.connections.values()]
         )

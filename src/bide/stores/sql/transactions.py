@@ -53,6 +53,9 @@ class RunsInSavepoint:
     async def run(self, work: Work[T], repeated: object, **_: Any) -> T:
         return await work(self)
 
+    async def commit(self) -> None:
+        """Do nothing: the caller commits the transaction."""
+
 
 class JoinedVerbs(ABC):
     """The verbs on one connection. Each is done completely or not at all; the surrounding transaction stays open.
@@ -69,8 +72,6 @@ class JoinedVerbs(ABC):
     _drivers: ClassVar[tuple[type[Driver], ...]]
     _at_once: ClassVar[int]
     """Tasks in one statement."""
-    _add: ClassVar[Callable[..., Awaitable[list[Answer]]]]
-    _settle: ClassVar[Callable[..., Awaitable[list[bool]]]]
 
     def __init__(self, runtime: Any, source: ConnectionSource, *, own: bool = False) -> None:
         """`runtime`: the open store's. `own`: the transaction is ours."""
@@ -88,13 +89,13 @@ class JoinedVerbs(ABC):
         return self._source.given
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        return await self._write(type(self)._add, tasks, now, adding=True)
+        return await self._write("add", tasks, now)
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        return await self._write(self._runtime.operations.change, changes, now)
+        return await self._write("change", changes, now)
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        return await self._write(type(self)._settle, outcomes, now)
+        return await self._write("settle", outcomes, now)
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
         async def work(call: Any) -> list[Record | None]:
@@ -106,10 +107,11 @@ class JoinedVerbs(ABC):
     async def find(self, where: Filter, page: Page) -> Found:
         return await find(self, self._runtime.reads, where, page)
 
-    async def _write(self, operation: Any, asked: Sequence[Any], now: Millis, *, adding: bool = False) -> list[Any]:
+    async def _write(self, kind: str, asked: Sequence[Any], now: Millis) -> list[Any]:
         if not asked:
             return []
         runtime = self._runtime
+        operation = getattr(runtime.operations, kind)
         there, about = runtime.now(now), runtime.about(now)
         floor = None if there is None else await runtime.reserve(there, 2 * len(asked))
         wakes: dict[Topic, Millis] = {}
@@ -124,7 +126,7 @@ class JoinedVerbs(ABC):
             for part in slices(asked, self._at_once):
                 answers.extend(await operation(call, part, there, about, messages_of))
 
-        await self._savepoint(work, floor=floor, adding=adding)
+        await self._savepoint(work, floor=floor, adding=kind == "add")
         merge_earliest(self.wakes, wakes)
         return answers
 
@@ -387,6 +389,10 @@ class Pool(ABC):
     def _is_open(self) -> bool:
         return not self._closed
 
+    @abstractmethod
+    async def _begin(self, connection: Any) -> None:
+        """Begin a transaction."""
+
     def _take(self) -> Any:
         """The most recently used connection; None: there is none. Raises StoreUnavailable."""
         if not self._is_open:
@@ -402,7 +408,7 @@ class Pool(ABC):
             connection.drop()
             raise
 
-    async def _give_back(self, connection: Any, *, reset: bool, within: float) -> None:
+    async def give_back(self, connection: Any, *, reset: bool, within: float) -> None:
         """Return the connection to the pool. `reset`: a handler used it, and the next user must find it like new."""
         if reset and connection.usable:
             with suppress(*self.dialect.away):
@@ -447,10 +453,6 @@ class OwnTransactions(Pool):
     @abstractmethod
     async def _connect(self) -> Any:
         """Open a connection."""
-
-    @abstractmethod
-    async def _begin(self, connection: Any) -> None:
-        """Begin a transaction."""
 
     @abstractmethod
     async def _mark(self, connection: Any) -> None:
@@ -500,7 +502,7 @@ class OwnTransactions(Pool):
             finally:
                 self._owners.discard(own)
             self._done(joined)
-            await self._give_back(connection, reset=True, within=self._silence)
+            await self.give_back(connection, reset=True, within=self._silence)
 
     async def _begun(self) -> Any:
         """A connection with a transaction that has just begun. Raises StoreUnavailable."""
@@ -554,7 +556,7 @@ class OwnTransactions(Pool):
         if connection.usable:
             with suppress(*self.dialect.away):
                 await self._tried(connection, self._rollback(connection), self._silence)
-            await self._give_back(connection, reset=True, within=self._silence)
+            await self.give_back(connection, reset=True, within=self._silence)
 
     async def close(self) -> None:
         """Close the unused connections. The connection of an open transaction is closed when its block ends."""

@@ -69,6 +69,8 @@ class WatchedTable(ABC):
     """Errors in the trial of a statement: the program's own SQL is at fault."""
     _refusals: ClassVar[tuple[type[Exception], ...]]
     """Errors of a change that a row may have caused."""
+    _any, _beyond = "{due} IS NOT NULL", "{due} > {cutoff}"
+    """The conditions for a row with a due time, and for one that is not due yet."""
 
     def __init__(self, source: TableSource) -> None:
         self._source = source
@@ -154,8 +156,9 @@ class WatchedTable(ABC):
         ids: Collection[Any] = (),
         limit: int = 0,
         changes: Mapping[str, Any] | None = None,
+        beyond: bool = False,
     ) -> tuple[str, list[Any]]:
-        """A statement and its values."""
+        """A statement and its values. `beyond`: only rows that are not due yet."""
         values: list[Any] = []
         give = partial(self._give, values)
 
@@ -166,6 +169,7 @@ class WatchedTable(ABC):
             self._names,
             {
                 **self._compared(query, now, give),
+                "any": lambda: (self._beyond if beyond else self._any).format_map(parts),
                 "limit": lambda: give(limit, "bigint"),
                 "found": lambda: self._one_of(ids, give),
                 "skip": lambda: self._has_id + (f" AND {self._one_of(skip, give, out=True)}" if skip else ""),

@@ -34,7 +34,7 @@ from bide.core.records import Topic
 from bide.ports import OnTaken, OnWake
 from bide.stores.batches import Drained, earliest
 from bide.stores.sqlite.connection import WriteLock, connect
-from bide.stores.sqlite.rows import QUERIES
+from bide.stores.sqlite.rows import QUERIES, heads
 
 POLL_EVERY = 0.054
 """Seconds between polls: a listener must be notified within 60 ms, and waking up is half the cost of a poll."""
@@ -133,7 +133,7 @@ class Notifier:
     def _end_watcher(self) -> None:
         if self._watcher is not None:
             self._watcher.stop()
-            self._ended = [one for one in self._ended if one.alive]
+            self._ended = [one for one in self._ended if one.thread.is_alive()]
             self._ended.append(self._watcher)
             self._watcher = None
 
@@ -143,7 +143,7 @@ class Notifier:
             self._end_watcher()
             ended, self._ended = self._ended, []
         for watcher in ended:
-            watcher.join()
+            watcher.thread.join()
 
     def topics(self) -> set[Topic]:
         """The topics that have a listener."""
@@ -288,7 +288,7 @@ def signal_of(wal: str, how: str) -> Signal:
 
 
 class Watcher:
-    """The thread that watches one file while there are listeners. `stop`, then `join`."""
+    """The thread that watches one file while there are listeners, until `stop`."""
 
     def __init__(self, notifier: Notifier, path: str, how: str) -> None:
         self._notifier = notifier
@@ -300,20 +300,13 @@ class Watcher:
         """The last version seen; None at first."""
         self._line = -1
         """The last note read; -1 at first, so that the first check notifies of all heads: some may be new."""
-        self._thread = threading.Thread(target=self._run, name=f"bide watcher of {path}", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name=f"bide watcher of {path}", daemon=True)
+        self.thread.start()
 
     def stop(self) -> None:
         if not self._stopping:
             self._signal.stop()  # before the flag: once the thread sees the flag, it closes what `stop` writes to
             self._stopping = True
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def join(self) -> None:
-        self._thread.join()
 
     def _run(self) -> None:
         connection = connect(self._path, cache_kib=256)
@@ -367,10 +360,7 @@ class Watcher:
         taken: dict[Topic, Drained] = {}
         if self._line < 0 or (notes and notes[0][0] > self._line + 1) or any(not note[2] for note in notes):
             [self._line] = cursor.execute(QUERIES["last_wake"]).fetchone()
-            for topic in topics:
-                heads = [head for head in cursor.execute(QUERIES["heads"], (topic,)).fetchone() if head is not None]
-                if heads:
-                    wakes[topic] = min(heads)
+            wakes = heads(cursor, topics)
         else:
             for self._line, writer, topic, at, head in notes:  # in the order of the commits
                 if writer == self._notifier.number or topic not in topics:

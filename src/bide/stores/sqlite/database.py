@@ -273,7 +273,8 @@ def prepare(
             )
         if version == 0:
             for statement in SCHEMA:
-                connection.execute(_for_this_library(statement))
+                strict = sqlite3.sqlite_version_info >= _STRICT_SINCE
+                connection.execute(statement if strict else statement.removesuffix(" STRICT"))
             version = VERSION
         while version < wanted:
             for statement in steps[version]:
@@ -284,10 +285,6 @@ def prepare(
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
-
-
-def _for_this_library(statement: str) -> str:
-    return statement if sqlite3.sqlite_version_info >= _STRICT_SINCE else statement.removesuffix(" STRICT")
 
 
 # --- doctor

@@ -54,6 +54,7 @@ from bide.stores.sqlite.rows import (
     find_tasks,
     flaw_in,
     get_tasks,
+    heads,
     mended,
     read_rows,
     sizes_of,
@@ -281,7 +282,7 @@ def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Mill
     if updates:
         work.cursor.executemany(QUERIES["lease_task"], updates)
         work.point("lease:updated")
-    leased = Leased(tasks, heads(work, asking), now)
+    leased = Leased(tasks, heads(work.cursor, asking), now)
     work.leased(wants, leased)
     return leased
 
@@ -289,8 +290,7 @@ def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Mill
 def _due(work: UnitOfWork, topic: Topic, want: int, now: Millis, room: int) -> list[Row]:
     """The due rows of `topic`, oldest first: waiting tasks and tasks with an expired lease, merged. See `read_rows`."""
     while True:
-        waiting = read_rows(work.cursor, QUERIES["waiting_due"], (topic, now, want), room)
-        lost = read_rows(work.cursor, QUERIES["leased_due"], (topic, now, want), room)
+        waiting, lost = (read_rows(work.cursor, QUERIES["due"], (topic, state, now, want), room) for state in (0, 1))
         damaged = [(row, flaw) for row in chain(waiting, lost) if (flaw := flaw_in(row))]
         if not damaged:
             if not lost:
@@ -316,16 +316,6 @@ def _set_aside(work: UnitOfWork, row: Row, flaw: str, now: Millis) -> None:
 def _put_values(record: Record, row: int) -> tuple[Any, ...]:
     """The values for the query `put_task`: everything except topic and key."""
     return (*values_of(record, record.error)[2:], row)
-
-
-def heads(work: UnitOfWork, topics: Iterable[Topic]) -> dict[Topic, Millis]:
-    """The earliest `wake_at` in each of these topics where a task waits or is leased."""
-    found: dict[Topic, Millis] = {}
-    for topic in topics:
-        wakes = [wake for wake in work.one(QUERIES["heads"], (topic,)) if wake is not None]
-        if wakes:
-            found[topic] = min(wakes)
-    return found
 
 
 def extend(work: UnitOfWork, leases: Sequence[Lease], until: Millis) -> list[bool]:

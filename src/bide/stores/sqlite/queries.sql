@@ -32,15 +32,9 @@ UPDATE bide_task SET due_at = ?, at = ?, token = ?, deadline = ? WHERE row = ?
 -- name: delete_task
 DELETE FROM bide_task WHERE row = ?
 
--- name: waiting_due
--- Waiting and leased tasks are two ordered ranges of one index; the caller merges them.
-SELECT {record} FROM bide_task
-WHERE topic = ? AND state = 0 AND at <= ? ORDER BY at LIMIT ?
-
--- name: leased_due
--- Tasks with an expired lease, whose holder was lost.
-SELECT {record} FROM bide_task
-WHERE topic = ? AND state = 1 AND at <= ? ORDER BY at LIMIT ?
+-- name: due
+-- Waiting tasks, and those with an expired lease, are two ordered ranges of one index; the caller merges them.
+SELECT {record} FROM bide_task WHERE topic = ? AND state = ? AND at <= ? ORDER BY at LIMIT ?
 
 -- name: lease_task
 -- With fewer spare bytes, see `schema.sql`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Ta
 from bide.ports import COUNTED
 from bide.stores.named_queries import read_queries, read_statements
 from bide.stores.sql.operations import CODES, COLUMNS, PAYLOAD, ROW, STATE, STATES, Row, record_of
-from bide.stores.sql.reading import Located, Reads, at_once, count_of, group_parts, merged_by_key, read_page
+from bide.stores.sql.reading import Located, Reads, at_once, count_of, counts_in, read_page
 from bide.stores.sqlite.connection import code_of
 
 _HERE = Path(__file__).parent
@@ -141,8 +141,11 @@ def _text_or_bytes(raw: bytes) -> str | bytes:
 
 def read_tasks(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) -> list[Located]:
     """The tasks of a `{record}` query, each with its row's number; damaged ones are mended."""
-    rows = read_rows(cursor, query, arguments)
-    return [(row[ROW], mended(row) if flaw_in(row) else record_of(row)) for row in rows]
+    return [(row[ROW], _record_in(row)) for row in read_rows(cursor, query, arguments)]
+
+
+def _record_in(row: Row) -> Record:
+    return mended(row) if flaw_in(row) else record_of(row)
 
 
 def by_names(cursor: sqlite3.Cursor, names: Iterable[tuple[Topic, str]]) -> ByName:
@@ -167,6 +170,16 @@ def by_name(cursor: sqlite3.Cursor, topic: Topic, key: str) -> Located | None:
     return found[0] if found else None
 
 
+def heads(cursor: sqlite3.Cursor, topics: Iterable[Topic]) -> dict[Topic, Millis]:
+    """The earliest `wake_at` in each of these topics where a task waits or is leased."""
+    found: dict[Topic, Millis] = {}
+    for topic in topics:
+        wakes = [wake for wake in cursor.execute(QUERIES["heads"], (topic,)).fetchone() if wake is not None]
+        if wakes:
+            found[topic] = min(wakes)
+    return found
+
+
 # --- operations that only read: each runs in one transaction of the reader, so that it sees one state of the file
 
 
@@ -182,14 +195,11 @@ def tally_some(
     most: int,
 ) -> tuple[Tally, Topic | None]:  # fmt: skip
     """Counts by topic and state: at most O(topics x COUNTED), plus `upto` per interval. See `tally_all`."""
-    counts: dict[tuple[Topic, State], Count] = {}
     forecast: dict[Topic, list[Count]] = {}
     names = None if only is None else _encode(list(only)).decode()
     rows = cursor.execute(QUERIES["counts"], (after, COUNTED + 1, most if only is None else -1, names)).fetchall()
-    for topic, *numbers in rows:
-        for state, number in zip(STATES, numbers, strict=True):
-            if number:
-                counts[topic, state] = count_of(number, COUNTED)
+    counts = counts_in(rows)
+    for topic, *_ in rows:
         if edges is not None and len(edges) > 1 and (topic, State.WAITING) in counts:
             spans = [(topic, low, high, upto + 1) for low, high in pairwise(edges)]
             found = [cursor.execute(QUERIES["count_waiting_between"], span).fetchone() for span in spans]
@@ -199,34 +209,40 @@ def tally_some(
 
 def find_tasks(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
     """See `read_page`."""
-    return at_once(read_page(where, page, lambda read: read(SqliteReads(cursor))))
+    return at_once(read_page(where, page, lambda read: read(SqliteReads(_Call(cursor)))))
+
+
+class _Call:
+    """The queries of a cursor, which never waits."""
+
+    name = str
+
+    def __init__(self, cursor: sqlite3.Cursor) -> None:
+        self._cursor = cursor
+
+    async def ask(self, query: str, **values: Any) -> list[Row]:
+        """The rows of a named query. The values must be in the order of the query's parameters."""
+        if "{record}" in _NAMED[query]:
+            return read_rows(self._cursor, QUERIES[query], tuple(values.values()))
+        return self._cursor.execute(QUERIES[query], tuple(values.values())).fetchall()
 
 
 class SqliteReads(Reads):
-    """Reads by a cursor, which never waits: `at_once` runs it."""
+    """See `Reads`; `at_once` runs it."""
 
-    async def next_topic(self, after: Topic, where: Filter) -> Topic | None:
-        asked: list[tuple[str, tuple[Any, ...]]] = [("next_topic", (after,))]
-        if where.group is not None:
-            asked = [("next_topic_of_group", (where.group, ended, after)) for ended in group_parts(where)]
-        elif where.state is not None:
-            asked = [("next_topic_of_state", (CODES[where.state], after))]
-        found = [self._call.execute(QUERIES[query], values).fetchone()[0] for query, values in asked]
-        return min((topic for topic in found if topic is not None), default=None)
+    _record_of, _row = _record_in, ROW
 
-    async def by_name(self, topic: Topic, after: str, where: Filter, most: int) -> list[Located]:
-        if where.group is None:
-            return read_tasks(self._call, QUERIES["page_by_name"], (topic, after, most))
-        asked = [(where.group, ended, topic, after, most) for ended in group_parts(where)]
-        pages = [read_tasks(self._call, QUERIES["page_by_group"], named) for named in asked]
-        return merged_by_key(pages, most)
+    async def _of_state(self, state: State, after: Topic) -> Any:
+        return await self._call.ask("next_topic_of_state", state=CODES[state], topic=after)
 
     async def by_time(
         self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int
     ) -> list[Located]:
         instant, row = after
-        same = read_tasks(self._call, QUERIES["page_at_instant"], (topic, CODES[state], instant, row, most))
-        if len(same) == most or instant >= before:
-            return same if instant < before else []
-        later = (topic, CODES[state], instant, before, most - len(same))
-        return same + read_tasks(self._call, QUERIES["page_after_instant"], later)
+        if instant >= before:
+            return []
+        ask = partial(self._call.ask, topic=topic, state=CODES[state], instant=instant)
+        found = await ask("page_at_instant", row=row, most=most)
+        if len(found) < most:
+            found += await ask("page_after_instant", before=before, most=most - len(found))
+        return self._located(found)

@@ -27,7 +27,7 @@ from bide.stores.sqlite.connection import DiskReserve
 from bide.stores.sqlite.database import VERSION, OpenFile, Settings, StoreFile, open_in_thread, version_of_file
 from bide.stores.sqlite.operations import Fault, Verbs, Write
 from bide.stores.sqlite.rows import tally_some
-from bide.stores.sqlite.transactions import JoinedVerbs
+from bide.stores.sqlite.transactions import CallersConnection, JoinedVerbs
 from bide.stores.sqlite.watched_table import SqliteTable
 
 A = TypeVar("A")
@@ -171,7 +171,7 @@ class SqliteStore(Verbs):
 
         You commit. Raises BadInput for a connection of another library, or to another file.
         """
-        return self._open().transactions.joined(connection)
+        return CallersConnection(connection, self._open().transactions)
 
     # features.tables
 

@@ -141,10 +141,7 @@ class Reader(_Thread):
 
 
 class Writer(_Thread):
-    """Owns the write connection. `submit` may be called from any event loop.
-
-    After each commit, `committed` is called with the number of rows.
-    """
+    """Owns the write connection. `submit` may be called from any event loop."""
 
     def __init__(
         self,

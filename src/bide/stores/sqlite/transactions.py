@@ -48,17 +48,13 @@ class JoinedVerbs(Verbs):
 
     def __init__(self, connection: sqlite3.Connection, file: Transactions, writer: int = 0) -> None:
         """`writer`: see `UnitOfWork`."""
-        self._connection = connection
+        self.connection = connection
+        """The connection, for statements of your own."""
         self._file = file
         self._writer = writer
         self._path = file.path
         self.wakes: dict[Topic, Millis] = {}
         """The earlier wakes of this transaction; listeners are notified after the commit."""
-
-    @property
-    def connection(self) -> sqlite3.Connection:
-        """The connection, for statements of your own."""
-        return self._connection
 
     @property
     def _reserve(self) -> DiskReserve:
@@ -74,7 +70,7 @@ class JoinedVerbs(Verbs):
 
     def _plainly(self, call: Callable[[sqlite3.Cursor], T], *, adding: bool = False) -> T:
         """Run `call` with a cursor that returns plain rows, whatever the connection's row and text factories."""
-        connection = self._connection
+        connection = self.connection
         text_factory = connection.text_factory
         try:
             connection.text_factory = str
@@ -101,7 +97,7 @@ class JoinedVerbs(Verbs):
             result = call(work, asked, now)
             work.finish()
         except BaseException:
-            if self._connection.in_transaction:
+            if self.connection.in_transaction:
                 cursor.execute("ROLLBACK TO bide_verb")
                 cursor.execute("RELEASE bide_verb")
             raise
@@ -150,7 +146,7 @@ class JoinedTransaction(JoinedVerbs):
     def _plainly(self, call: Callable[[sqlite3.Cursor], T], *, adding: bool = False) -> T:
         if self.over:
             raise SetupError(f"{self._path}: this transaction has ended; use the store, or begin another")
-        if not self._connection.in_transaction:
+        if not self.connection.in_transaction:
             raise ended(self._path)
         return super()._plainly(call, adding=adding)
 
@@ -251,10 +247,6 @@ class Transactions:
         self._guard = threading.Lock()
         self._threads: dict[asyncio.AbstractEventLoop, TransactionThread] = {}
 
-    def joined(self, connection: object) -> CallersConnection:
-        """The verbs on the caller's connection. Raises BadInput if it cannot be joined."""
-        return CallersConnection(connection, self)
-
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[JoinedTransaction]:
         """A transaction, committed when the block ends without an error."""
@@ -308,6 +300,7 @@ class CallersConnection(JoinedVerbs):
     """
 
     def __init__(self, connection: object, file: Transactions) -> None:
+        """Raises BadInput if the connection cannot be joined."""
         source = None if isinstance(connection, sqlite3.Connection) else connection_source(connection)
         self._source = None if type(source) is ConnectionSource else source
         """The SQLAlchemy or Django wrapper, if `connection` is one."""
@@ -317,8 +310,8 @@ class CallersConnection(JoinedVerbs):
     async def _find_connection(self) -> sqlite3.Connection:
         """Find the connection below a wrapper, which may have changed it meanwhile."""
         if self._source is not None:
-            self._connection = _checked((await self._source.driver()).raw, self._path)
-        return self._connection
+            self.connection = _checked((await self._source.driver()).raw, self._path)
+        return self.connection
 
     async def _read(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T:
         await self._find_connection()

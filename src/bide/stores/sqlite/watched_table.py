@@ -49,6 +49,7 @@ class SqliteTable(WatchedTable):
     _queries = read_queries((Path(__file__).parent / "watched_table.sql").read_text("utf-8"))
     _refused = (sqlite3.Error,)
     _refusals = (sqlite3.Error, OverflowError, UnicodeEncodeError)
+    _any, _beyond = "{due} IS NOT NULL AND {due_millis} IS NOT NULL", "{ahead}"
 
     def __init__(self, source: TableSource, file: StoreFile | TableFile) -> None:
         if source.reads is not None:
@@ -138,7 +139,7 @@ class SqliteTable(WatchedTable):
 
     async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
         def read(cursor: sqlite3.Cursor) -> Rows:
-            return at_once(self._ask(cursor, *self._write("head_beyond" if beyond else "head", now, skip=skip)))
+            return at_once(self._ask(cursor, *self._write("head", now, skip=skip, beyond=beyond)))
 
         found = await self._file.opened.reader.submit(read)
         if not found:
@@ -192,7 +193,7 @@ class SqliteTable(WatchedTable):
 
     async def _plan(self, connection: sqlite3.Cursor, now: Millis, types: Mapping[str, str]) -> Plan:
         source = self._source
-        text, values = self._write("head_beyond", now)
+        text, values = self._write("head", now, beyond=True)
         plan = [row[3] for row in await self._ask(connection, f"EXPLAIN QUERY PLAN {text}", values)]
         for changes in filter(None, (source.changes, source.dead)):
             text, values = self._write("change", now, ids=[self._identity((None,) * len(source.ids))], changes=changes)
