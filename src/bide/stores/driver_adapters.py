@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from inspect import isawaitable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from bide.core.errors import HAS_TO_BE_AWAITED, BadInput, SetupError
 
@@ -41,7 +41,7 @@ def row_of(names: tuple[str, ...]) -> type[Row]:
     return type("Row", (Row,), {"__slots__": (), "names": {name: place for place, name in enumerate(names)}})
 
 
-class Driver(Protocol):
+class Driver:
     """A driver's connection, as a store uses it. The driver's errors are passed on unchanged."""
 
     raw: Any
@@ -49,12 +49,13 @@ class Driver(Protocol):
     asynchronous: bool
 
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        raise NotImplementedError
 
     @property
     def in_transaction(self) -> bool:
         """True while a transaction is open, as far as the driver knows."""
-        ...
+        raise NotImplementedError
 
     @property
     def alone(self) -> bool:
@@ -63,11 +64,11 @@ class Driver(Protocol):
 
     async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
         """Run a statement; return its rows, by position and name. Placeholders are the store's own kind ($1, or %s)."""
-        ...
+        raise NotImplementedError
 
     async def command(self, *statements: str) -> None:
         """Run statements without arguments one after another, in one round trip if the driver can."""
-        ...
+        raise NotImplementedError
 
     async def close(self) -> None:
         """Close the connection at once; the server rolls back an open transaction."""
@@ -162,19 +163,13 @@ class MysqlDriver(Driver):
     @property
     def alone(self) -> bool:
         """The state in the server's last answer; mysqlclient has to ask the server for it."""
-        return self._commits and not self.in_transaction
-
-    @property
-    def _commits(self) -> bool:
         mode = getattr(self.raw, "get_autocommit", None)
-        return bool(mode() if mode is not None else self.raw.autocommit_mode)
+        commits = mode() if mode is not None else self.raw.autocommit_mode
+        return bool(commits) and not self.in_transaction
 
     @property
     def in_transaction(self) -> bool:
-        status = getattr(self.raw, "server_status", None)
-        if status is None:
-            return False
-        return bool(status & self._IN_TRANSACTION)
+        return bool((getattr(self.raw, "server_status", None) or 0) & self._IN_TRANSACTION)
 
     async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
         return await _fetched(self._cursor(self.raw), statement, tuple(arguments) or None)
@@ -185,7 +180,7 @@ class MysqlDriver(Driver):
 
 
 class SqliteDriver(Driver):
-    """The standard library's sqlite3, which the SQLite store calls directly."""
+    """The standard library's sqlite3; the SQLite store runs its statements itself."""
 
     asynchronous = False
     closed = False
@@ -196,13 +191,6 @@ class SqliteDriver(Driver):
     @property
     def in_transaction(self) -> bool:
         return bool(self.raw.in_transaction)
-
-    async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
-        return list(self.raw.execute(statement, arguments))
-
-    async def command(self, *statements: str) -> None:
-        for statement in statements:
-            self.raw.execute(statement)
 
 
 class ConnectionSource:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from logging import Logger
 from typing import TypeVarTuple
 
+from msgspec import Struct
+
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.ports import OnTaken, OnWake
@@ -14,20 +16,16 @@ from bide.stores.batches import Drained
 Ts = TypeVarTuple("Ts")
 
 
-class Listener:
+class Listener(Struct, eq=False):
     """One subscription of a worker."""
 
-    def __init__(
-        self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None, listeners: dict[Listener, None]
-    ) -> None:
-        self.topics = frozenset(topics)
-        self.on_wake = on_wake
-        self.on_taken = on_taken
-        self._listeners = listeners
-        listeners[self] = None
+    topics: frozenset[Topic]
+    on_wake: OnWake
+    on_taken: OnTaken | None
+    listeners: dict[Listener, None]
 
     async def close(self) -> None:
-        self._listeners.pop(self, None)
+        self.listeners.pop(self, None)
 
 
 class Listeners:
@@ -41,7 +39,9 @@ class Listeners:
         return bool(self._all)
 
     def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listener:
-        return Listener(topics, on_wake, on_taken, self._all)
+        listener = Listener(frozenset(topics), on_wake, on_taken, self._all)
+        self._all[listener] = None
+        return listener
 
     def topics(self) -> set[Topic]:
         """The topics that have a listener."""

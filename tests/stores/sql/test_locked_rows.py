@@ -56,7 +56,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
             waited.append(error)
         return found
 
-    monkeypatch.setattr(connection, "MYSQL", MYSQL._replace(meaning=noted))
+    monkeypatch.setattr(connection.MySqlConnection, "_dialect", MYSQL._replace(meaning=noted))
     return waited
 
 

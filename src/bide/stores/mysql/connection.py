@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl, unquote
 
 import asyncmy
 from asyncmy.errors import MySQLError
-from msgspec import Struct
+from msgspec import Struct, field
 
 from bide.core.errors import BadInput, OutcomeUnknown, StoreCorrupt, StoreMismatch, StoreUnavailable
 from bide.core.instants import Millis
@@ -248,22 +248,20 @@ _QUERY, _RESET = 0x03, 0x1F
 _INQUIRY = "SELECT @@max_allowed_packet, @@read_only"
 
 
-class Connection:
+class Connection(Struct, eq=False):
     """One connection, around the driver's."""
 
-    __slots__ = ("driver", "largest", "made_at", "mariadb", "name", "number", "place", "read_only")
-
-    def __init__(self, driver: Any) -> None:
-        self.driver = driver
-        self.made_at = time.monotonic()
-        self.largest = 0
-        """The maximum size of a packet that the server accepts, in bytes."""
-        self.read_only = False
-        """True if the server was read-only when the connection was opened: a replica, which may be behind."""
-        self.mariadb = True
-        self.place: Sequence[Any] = ()
-        self.name, self.number = "", 0
-        """The caller's row of handlers' transactions on it, and their number so far."""
+    driver: Any
+    made_at: float = field(default_factory=time.monotonic)
+    largest: int = 0
+    """The maximum size of a packet that the server accepts, in bytes."""
+    read_only: bool = False
+    """True if the server was read-only when the connection was opened: a replica, which may be behind."""
+    mariadb: bool = True
+    place: Sequence[Any] = ()
+    name: str = ""
+    """The caller's row of the handlers' transactions on it, of which there have been `number` so far."""
+    number: int = 0
 
     async def ask(
         self, packet: bytes | str, meanwhile: Callable[[], object] | None = None, *, answers: list[Rows] | None = None
@@ -404,7 +402,11 @@ MYSQL = Dialect(logging.getLogger("bide.mysql"), address_of, connect, meaning, s
 
 _SECOND_BEST = 1.0
 """Seconds that a connection to a replica serves reads before the primary is tried again."""
-_BETWEEN = b"; "
+BEGIN, _COMMIT, _BETWEEN = b"BEGIN", b"COMMIT", b"; "
+_SNAPSHOT = (
+    b"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
+    b"START TRANSACTION WITH CONSISTENT SNAPSHOT",
+)
 
 
 class Repeated(NamedTuple):
@@ -440,9 +442,9 @@ class Call(NumberedCall):
         `most`: the maximum number of tokens that may be given out above the clock.
         """
         if now is None:
-            return [self.write("begin"), *self.read_clock(None)]
+            return [BEGIN, *self.read_clock(None)]
         floor = [self.write(query, now=now, most=most) for query in ("raise_floor", "take_floor")]
-        return [self.write("begin"), *floor]
+        return [BEGIN, *floor]
 
     def read_clock(self, now: Millis | None) -> list[bytes]:
         """The statements that set the time for those that follow."""
@@ -460,15 +462,15 @@ class Call(NumberedCall):
         if answer is not None and 4 * len(answer) > self.connection.largest:  # with escapes and other statements
             answer = b""  # too large for the packet: see `MySqlConnection._kept`
         values = {"me": self.caller, "number": self.number, "micros": micros, "answer": answer}
-        return [self.write("pass_gate", **values), self.write("gate"), self.write("commit")]
+        return [self.write("pass_gate", **values), self.write("gate"), _COMMIT]
 
     def ending(self) -> list[bytes]:
         """The statements that commit a call without a number."""
-        return [self.write("commit")]
+        return [_COMMIT]
 
     async def begin_snapshot(self) -> None:
         """Let all queries from now on see the same state of the database. Takes no extra round trip."""
-        self._ahead = self.write("snapshot"), self.write("begin_snapshot")
+        self._ahead = _SNAPSHOT
 
     async def commit(self) -> None:
         await self.send(*self.ending())
@@ -521,10 +523,9 @@ class Call(NumberedCall):
 class MySqlConnection(JournaledConnection[Call]):
     """See `sql.journaled_connection`."""
 
-    def __init__(self, name: str, address: Address, **options: Any) -> None:
-        super().__init__(name, address, MYSQL, **options)
-        self.largest = 0
-        """The maximum size of a packet that the server accepts, in bytes, once it is known; until then 0."""
+    _dialect = MYSQL
+    largest = 0
+    """The maximum size of a packet that the server accepts, in bytes, once it is known; until then 0."""
 
     async def _connect(self) -> Connection:
         connection = await connect(self._address, within=self._silence)

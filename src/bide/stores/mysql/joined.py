@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Millis
 from bide.core.records import Settlement
 from bide.stores.driver_adapters import ConnectionSource, Driver, MysqlDriver
-from bide.stores.mysql.connection import Call, Connection, Rows, by_code, connect, meaning, said
+from bide.stores.mysql.connection import BEGIN, Call, Connection, Rows, by_code, meaning, said
 from bide.stores.mysql.lease_batches import Settling
 from bide.stores.mysql.queries import THERE_ANYWHERE, Code, Template, in_hexadecimal
 from bide.stores.sql.dialect import KeyTaken, RowsMissing
@@ -88,8 +88,7 @@ class JoinedCall(RunsInSavepoint, Call):
         """Send the statements in one round trip if the driver can, otherwise one by one."""
         if meanwhile is not None:
             meanwhile()
-        begin = self.queries["begin"].write()
-        wanted = [statement for statement in statements if statement != begin]
+        wanted = [statement for statement in statements if statement != BEGIN]
         if not wanted:
             return []
         try:
@@ -122,6 +121,7 @@ class MySqlVerbs(JoinedVerbs):
     _place = "server"
     _drivers = (MysqlDriver,)
     _at_once = _AT_ONCE
+    _calls = JoinedCall
 
     def __init__(self, runtime: Any, source: ConnectionSource, *, own: bool = False) -> None:
         super().__init__(runtime, source, own=own)
@@ -134,9 +134,6 @@ class MySqlVerbs(JoinedVerbs):
         if known is not None:
             self.settled.append(known)
         return answers
-
-    def _call(self, driver: Driver, floor: int | None) -> JoinedCall:
-        return JoinedCall(driver, self._runtime.joined_queries, floor)
 
     async def _savepoint_on(self, driver: Driver, state: ConnectionState) -> Savepoint:
         if state.gone:
@@ -200,8 +197,7 @@ _IN_TRANSACTION = 1
 class Transactions(OwnTransactions):
     """Our transactions, on asyncmy connections."""
 
-    async def _connect(self) -> Connection:
-        return await connect(self.address, within=self._silence, plain=True)
+    _options: ClassVar[Mapping[str, Any]] = {"plain": True}
 
     async def _begin(self, connection: Connection) -> None:
         connection.check_writable(self.address.shown)

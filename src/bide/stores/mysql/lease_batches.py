@@ -52,14 +52,11 @@ class BatchKey(NamedTuple):
     caller: str
 
 
-class LeaseBatch:
+class LeaseBatch(msgspec.Struct, eq=False):
     """A batch that this process has written, and the number of its tasks that this process has not settled yet."""
 
-    __slots__ = ("left", "name")
-
-    def __init__(self, name: BatchKey, left: int) -> None:
-        self.name = name
-        self.left = left
+    name: BatchKey
+    left: int
 
 
 class StillLeased(NamedTuple):

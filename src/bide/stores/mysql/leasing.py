@@ -27,9 +27,9 @@ from bide.core import lifecycle
 from bide.core.instants import NEVER, Millis
 from bide.core.records import Leased, Record, State, Token, Topic
 from bide.stores.mysql import lease_batches
-from bide.stores.mysql.connection import Call, MySqlConnection, Repeated, Rows
+from bide.stores.mysql.connection import Call, Repeated, Rows
 from bide.stores.mysql.queries import AT, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
-from bide.stores.sql.leasing import LATER, LONGEST, POLL, SLACK, Leasing, ScanBounds, ScanPositions
+from bide.stores.sql.leasing import LATER, POLL, SLACK, Leasing, ScanBounds, ScanPositions
 from bide.stores.sql.operations import CODES
 
 # --- where scans begin
@@ -355,15 +355,10 @@ class MySqlLeasing(Leasing):
         heads = _read_heads(topics, answers, start)
         return {topic: wake for topic, (wake, _) in heads.items() if wake is not None and wake <= until}
 
-    async def _scan_fully(self, connection: MySqlConnection, topics: Sequence[Topic]) -> None:
-        async def work(call: Call) -> None:
-            call.allow(LONGEST)
-            began = time.monotonic()
-            full = from_the_start(topics)
-            answers = await call.send(*_ask_heads(call, topics, full))
-            self.bounds.found(_read_heads(topics, answers, full), time.monotonic() - began)
-
-        await connection.read(work)
+    async def _scan_fully(self, call: Call, asked: Sequence[Topic]) -> None:
+        full, began = from_the_start(asked), time.monotonic()
+        answers = await call.send(*_ask_heads(call, asked, full))
+        self.bounds.found(_read_heads(asked, answers, full), time.monotonic() - began)
 
 
 class LockedTasks(NamedTuple):

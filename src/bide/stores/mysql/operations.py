@@ -38,7 +38,7 @@ from bide.core.records import (
 )
 from bide.ports import COUNTED
 from bide.stores.batches import Conflicts, Named, rounds, wakes_of
-from bide.stores.mysql.connection import Call, MySqlConnection, Repeated, Rows, meaning
+from bide.stores.mysql.connection import BEGIN, Call, MySqlConnection, Repeated, Rows, meaning
 from bide.stores.mysql.lease_batches import BatchKey, LeasedRows, Settling, delete_batches, under_way
 from bide.stores.mysql.queries import (
     ROW,
@@ -260,7 +260,7 @@ async def _settle_done(connection: Runs, known: Settling, now: Millis | None) ->
     grouped = [row for row, _, grouped, _ in known.rows if grouped]
 
     async def delete(call: Call) -> list[bool]:
-        statements = [call.write("begin"), *call.read_clock(now), call.write("clock")]
+        statements = [BEGIN, *call.read_clock(now), call.write("clock")]
         statements.append(call.write("settle_done", held=holds))
         statements.append(call.write("all_of_them", count=count))
         if grouped:
@@ -286,7 +286,7 @@ async def extend(
     asked = by_topic((one.topic, (one.key, one.token)) for one in leases)
 
     async def work(call: Call) -> set[tuple[str, str, int]]:
-        statements = [call.write("begin"), *call.read_clock(now), call.write("clock")]
+        statements = [BEGIN, *call.read_clock(now), call.write("clock")]
         for topic, holds in asked:
             keys, pairs = listed([key for key, _ in holds], call.quote), tuples(holds, call.quote)
             named = {"topic": topic, "keys": keys, "holds": pairs}
@@ -319,7 +319,7 @@ async def purge(connection: MySqlConnection, now: Millis | None, limit: int) -> 
 
     async def work(call: Call) -> tuple[int, int]:
         """Delete some tasks; return their number, and the number of deleted lines of `kept`."""
-        opened = [call.write("begin"), *call.read_clock(now), call.write("kept_until_now", most=most)]
+        opened = [BEGIN, *call.read_clock(now), call.write("kept_until_now", most=most)]
         [lines] = await call.send(*opened)
         if not lines:
             await call.send(*call.ending())
@@ -349,22 +349,18 @@ async def purge(connection: MySqlConnection, now: Millis | None, limit: int) -> 
     return purged
 
 
-async def forget_callers(connection: MySqlConnection, ours: list[str]) -> None:
+async def forget_callers(call: Call, ours: list[str]) -> None:
     """Delete the rows of long inactive callers, except `ours`; keep the highest token of those deleted."""
-
-    async def work(call: Call) -> None:
-        values = {"ours": listed(ours, call.quote), "there": call.there}
-        [rows] = await call.send(call.write("forgotten_callers", **values))
-        gone = [(name, micros) for name, micros in rows if name]
-        if gone:
-            await call.send(
-                call.write("begin"),
-                call.write("keep_highest", micros=max(micros for _, micros in gone)),
-                call.write("forget_callers", names=listed([name for name, _ in gone], call.quote), there=call.there),
-                *call.ending(),
-            )
-
-    await connection.repeat(work)
+    values = {"ours": listed(ours, call.quote), "there": call.there}
+    [rows] = await call.send(call.write("forgotten_callers", **values))
+    gone = [(name, micros) for name, micros in rows if name]
+    if gone:
+        await call.send(
+            BEGIN,
+            call.write("keep_highest", micros=max(micros for _, micros in gone)),
+            call.write("forget_callers", names=listed([name for name, _ in gone], call.quote), there=call.there),
+            *call.ending(),
+        )
 
 
 # --- add

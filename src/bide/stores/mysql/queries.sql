@@ -7,19 +7,6 @@
 -- it is not reached. :these and :held are conditions on `row`, see `queries.these` and `queries.held`.
 -- All big tables are accessed with FORCE INDEX: the statistics of a newly filled table would mislead the optimizer.
 
--- name: begin
-BEGIN
-
--- name: commit
-COMMIT
-
--- name: snapshot
--- Lets several reads see the same state of the database.
-SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY
-
--- name: begin_snapshot
-START TRANSACTION WITH CONSISTENT SNAPSHOT
-
 -- name: read_clock
 -- :there is the server's clock in microseconds, or else the caller's.
 SET @bide_micros = :there

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from bide.core.errors import StoreUnavailable
 from bide.ports import Finding
-from bide.stores.mysql.connection import MYSQL, Address, Call, Connection, MySqlConnection
+from bide.stores.mysql.connection import MYSQL, Address, Call, Connection
 from bide.stores.mysql.queries import Names, Template, queries_of
 from bide.stores.server import ServerTime
 from bide.stores.sql.leasing import POLL
@@ -71,30 +71,26 @@ SCHEMA = MySqlSchema(MYSQL, Path(__file__).parent / "migrations", _BOOK)
 _PACKET = 4 * 1024 * 1024
 
 
-async def diagnose(connection: MySqlConnection, address: Address, time: ServerTime) -> list[Finding]:
+async def diagnose(call: Call, address: Address, time: ServerTime) -> list[Finding]:
     """Run the checks, each by one small query."""
-
-    async def work(call: Call) -> list[Finding]:
-        [row] = await call.ask("doctor")
-        version, flush, logged, synced, kind = (one.decode() if isinstance(one, bytes) else one for one in row)
-        logs, largest = bool(int(logged)), call.connection.largest
-        noticing = "the position of the redo log" if await call.ask("redo") else "polling: the redo log is not visible"
-        return [
-            _server(address, str(version)),
-            await SCHEMA.finding(call.connection, address),
-            _durability(int(flush), int(synced), logs=logs),
-            _log(str(kind), logs=logs),
-            Finding(
-                largest >= _PACKET,
-                f"max_allowed_packet is {largest} bytes",
-                f"give it {_PACKET} or more: no task may be larger, and batches are cut to it",
-            ),
-            Finding(True, f"tasks that other processes schedule are noticed within {POLL} ms, by {noticing}"),
-            await _oldest(call),
-            time.finding(),
-        ]
-
-    return await connection.read(work)
+    [row] = await call.ask("doctor")
+    version, flush, logged, synced, kind = (one.decode() if isinstance(one, bytes) else one for one in row)
+    logs, largest = bool(int(logged)), call.connection.largest
+    noticing = "the position of the redo log" if await call.ask("redo") else "polling: the redo log is not visible"
+    return [
+        _server(address, str(version)),
+        await SCHEMA.finding(call.connection, address),
+        _durability(int(flush), int(synced), logs=logs),
+        _log(str(kind), logs=logs),
+        Finding(
+            largest >= _PACKET,
+            f"max_allowed_packet is {largest} bytes",
+            f"give it {_PACKET} or more: no task may be larger, and batches are cut to it",
+        ),
+        Finding(True, f"tasks that other processes schedule are noticed within {POLL} ms, by {noticing}"),
+        await _oldest(call),
+        time.finding(),
+    ]
 
 
 def _server(address: Address, version: str) -> Finding:

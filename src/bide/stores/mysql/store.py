@@ -93,6 +93,7 @@ class MySqlRuntime(Runtime):
     operations = operations
     reads = MySqlReads
     at_once = AT_ONCE
+    _connects = MySqlConnection
     _transactions = Transactions
     joined = MySqlVerbs
     leasing: MySqlLeasing
@@ -146,9 +147,6 @@ class MySqlRuntime(Runtime):
             self._positions = (*self._positions[-1:], position)
         return position > 0
 
-    def _connection(self, name: str, **options: Any) -> MySqlConnection:
-        return MySqlConnection(name, self.address, **options)
-
     def parts(self, kind: str, asked: Sequence[Any]) -> Sequence[Sequence[Any]]:
         if kind == "add":
             return slices_of_new(asked, self.connections["read"].largest)
@@ -163,7 +161,9 @@ class MySqlRuntime(Runtime):
         """
         connection, probe = self.connections[CONNECTION_OF[kind]], self.connections["held"]
         failed = too_large(part, self.connections["read"].largest) if kind == "add" else {}
-        locked = await _find_locked(probe, part) if connection is probe else set(self.held.names)
+        locked = set(self.held.names)
+        if connection is probe:
+            locked = await probe.read(partial(_find_locked, asked=part))
         answers: list[Any] = [failed.get(place, HELD) for place in range(len(part))]
         ends, probed = time.monotonic() + connection.patience, False
         while True:
@@ -176,7 +176,7 @@ class MySqlRuntime(Runtime):
             except RowLocked as error:
                 if probed and time.monotonic() >= ends:
                     raise StoreUnavailable(str(error)) from error
-                locked |= await _find_locked(probe, tried)
+                locked |= await probe.read(partial(_find_locked, asked=tried))
                 probed = True
                 continue
             except StoreError as error:
@@ -205,31 +205,27 @@ class MySqlRuntime(Runtime):
         return int(await self.here(self.connections["write"].read(work)))
 
     async def diagnose(self) -> list[Finding]:
-        return await diagnose(self.connections["read"], self.address, self.time)
+        read = self.connections["read"].read
+        findings: list[Finding] = await read(lambda call: diagnose(call, self.address, self.time))
+        return findings
 
 
-async def _find_locked(connection: MySqlConnection, asked: Sequence[Named]) -> set[Name]:
+async def _find_locked(call: Call, asked: Sequence[Named]) -> set[Name]:
     """Find the tasks that another transaction has locked, or is inserting."""
-    names = sorted({(one.topic, one.key) for one in asked})
-
-    async def work(call: Call) -> set[Name]:
-        locked: set[Name] = set()
-        rest = names
-        while rest:
-            part = rest[:_PROBES]
-            statements = [call.write("probe", topic=topic, key=key) for topic, key in part]
-            answers: list[Any] = []
-            try:
-                await call.connection.ask(b"; ".join(statements), answers=answers)
-                rest = rest[_PROBES:]
-            except MySQLError as error:
-                if not isinstance(meaning(error, ""), LockTimeout):
-                    raise
-                locked.add(part[len(answers)])
-                rest = rest[len(answers) + 1 :]
-        return locked
-
-    return await connection.read(work)
+    rest, locked = sorted({(one.topic, one.key) for one in asked}), set[Name]()
+    while rest:
+        part = rest[:_PROBES]
+        statements = [call.write("probe", topic=topic, key=key) for topic, key in part]
+        answers: list[Any] = []
+        try:
+            await call.connection.ask(b"; ".join(statements), answers=answers)
+            rest = rest[_PROBES:]
+        except MySQLError as error:
+            if not isinstance(meaning(error, ""), LockTimeout):
+                raise
+            locked.add(part[len(answers)])
+            rest = rest[len(answers) + 1 :]
+    return locked
 
 
 class MySqlStore(SqlStore):

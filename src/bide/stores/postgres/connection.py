@@ -29,7 +29,7 @@ from msgspec import Struct
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreMismatch, StoreUnavailable
 from bide.core.instants import Millis
-from bide.stores.postgres.queries import Names
+from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.resending import Lost, NotSent
 from bide.stores.sql.dialect import OURS, AlreadyApplied, Dialect, KeyTaken, LockTimeout, Meanings, TransactionConflict
 from bide.stores.sql.journaled_connection import JournaledConnection, NumberedCall
@@ -306,22 +306,23 @@ Row = Any
 class Call(NumberedCall):
     """One call under way: it runs statements of `queries.sql` by name, and may begin a transaction around them."""
 
-    __slots__ = ("begun",)
+    __slots__ = ()
     text = name = str
     packed = unpacked = listed = list
 
-    def __init__(self, *of: Any) -> None:
-        super().__init__(*of)
-        self.begun = False
+    @property
+    def _begun(self) -> bool:
+        """True within a transaction."""
+        return bool(self.connection.usable and self.connection.is_in_transaction())
 
     async def fetch(self, query: str, *arguments: Any) -> list[Any]:
         """The rows of a named query."""
-        if self._of.pooled and not self.begun:  # the pooler keeps one connection only within a transaction
+        if self._of.pooled and not self._begun:  # the pooler keeps one connection only within a transaction
             await self.begin()
             rows = await self.fetch(query, *arguments)
             await self.commit()
             return rows
-        self.sent = self.sent or not self.begun
+        self.sent = self.sent or not self._begun
         found: list[Any] = await self.connection.fetch(self.queries[query], *arguments)
         return found
 
@@ -348,7 +349,6 @@ class Call(NumberedCall):
         return {str(number): list(column) for number, column in enumerate(zip(*rows, strict=True))}
 
     async def begin(self, how: str = "") -> None:
-        self.begun = True
         await self.connection.execute(f"BEGIN {how}{_POOLED_SESSION if self._of.pooled else ''}")
 
     async def begin_snapshot(self) -> None:
@@ -358,11 +358,6 @@ class Call(NumberedCall):
     async def commit(self) -> None:
         self.sent = True
         await self.connection.execute("COMMIT")
-        self.begun = False
-
-    def undone(self) -> None:
-        super().undone()
-        self.begun = False
 
     async def introduce(self) -> None:
         await self.fetch("new_caller", self.caller)
@@ -371,9 +366,11 @@ class Call(NumberedCall):
 class PostgresConnection(JournaledConnection[Call]):
     """See `sql.journaled_connection`."""
 
-    def __init__(self, name: str, address: Address, queries: Mapping[str, str], **options: Any) -> None:
-        super().__init__(name, address, POSTGRES, **options)
-        self.queries = queries
+    _dialect = POSTGRES
+
+    def __init__(self, name: str, address: Address, **options: Any) -> None:
+        super().__init__(name, address, **options)
+        self.queries = queries_of(address.schema, address.prefix)
         self.pooled = address.pooled
         self._first_name = name
         self._renew_at = CALLS_OF_A_ROW

@@ -9,14 +9,14 @@ so each statement is planned again, and no plan from the time when the table was
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import asyncpg
 
 from bide.core.errors import BadInput, SetupError
 from bide.core.payloads import AT_ONCE
 from bide.stores.driver_adapters import AsyncpgDriver, Driver, PsycopgDriver
-from bide.stores.postgres.connection import CALLS_OF_A_ROW, Call, by_code, connect, meaning, said
+from bide.stores.postgres.connection import CALLS_OF_A_ROW, Call, by_code, meaning, said
 from bide.stores.resending import Lost
 from bide.stores.sql.transactions import (
     ConnectionState,
@@ -46,7 +46,7 @@ class JoinedCall(RunsInSavepoint, Call):
 
     __slots__ = ("_driver",)
 
-    def __init__(self, driver: Driver, queries: Mapping[str, str]) -> None:
+    def __init__(self, driver: Driver, queries: Mapping[str, str], _: object) -> None:
         super().__init__(Unjournaled, driver.raw, queries)
         self._driver = driver
 
@@ -64,9 +64,7 @@ class PostgresVerbs(JoinedVerbs):
     _place = "database"
     _drivers = AsyncpgDriver, PsycopgDriver
     _at_once = AT_ONCE
-
-    def _call(self, driver: Driver, floor: int | None) -> JoinedCall:
-        return JoinedCall(driver, self._runtime.joined_queries)
+    _calls = JoinedCall
 
     async def _savepoint_on(self, driver: Driver, state: ConnectionState) -> Savepoint:
         queries = self._runtime.joined_queries
@@ -108,13 +106,13 @@ _SESSION = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "4",
 }
+_CONSTRAINT: type[Exception] = asyncpg.IntegrityConstraintViolationError
 
 
 class Transactions(OwnTransactions):
     """Our transactions, on asyncpg connections."""
 
-    async def _connect(self) -> Any:
-        return await connect(self.address, within=self._silence, session=_SESSION)
+    _options: ClassVar[Mapping[str, Any]] = {"session": _SESSION}
 
     async def _begin(self, connection: Any) -> None:
         number = connection.number
@@ -136,7 +134,7 @@ class Transactions(OwnTransactions):
         return int(number)
 
     def _refused(self, error: Exception, found: Exception) -> Exception:
-        if isinstance(error, asyncpg.IntegrityConstraintViolationError):
+        if isinstance(error, _CONSTRAINT):
             return error  # a deferred constraint of the handler's tables: raised like any other error of its statements
         if isinstance(error, asyncpg.InFailedSQLTransactionError):
             return SetupError(

@@ -31,9 +31,9 @@ from typing import Any, NamedTuple
 
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, Topic
-from bide.stores.postgres.connection import Call, PostgresConnection, Row
+from bide.stores.postgres.connection import Call, Row
 from bide.stores.postgres.queries import MOST
-from bide.stores.sql.leasing import LATER, LONGEST, SLACK, Leasing, ScanBounds, ScanPositions
+from bide.stores.sql.leasing import LATER, SLACK, Leasing, ScanBounds, ScanPositions
 from bide.stores.sql.operations import WIDTH, WOKE, record_of
 
 # --- where scans begin
@@ -297,17 +297,11 @@ class PostgresLeasing(Leasing):
 
         return await self._connection.read(work), ()
 
-    async def _scan_fully(self, connection: PostgresConnection, asked: FullScan) -> None:
-        nothing = [0] * len(asked.topics)
-
-        async def work(call: Call) -> None:
-            call.allow(LONGEST)
-            began = time.monotonic()
-            [row] = await call.fetch("heads", None, asked.topics, nothing, True, nothing, nothing, SOON)
-            wakes, ends = _by_topic(row["heads"] or ())
-            self.bounds.found(asked, _first(*wakes.values(), *ends.values()), time.monotonic() - began)
-
-        await connection.read(work)
+    async def _scan_fully(self, call: Call, asked: FullScan) -> None:
+        nothing, began = [0] * len(asked.topics), time.monotonic()
+        [row] = await call.fetch("heads", None, asked.topics, nothing, True, nothing, nothing, SOON)
+        wakes, ends = _by_topic(row["heads"] or ())
+        self.bounds.found(asked, _first(*wakes.values(), *ends.values()), time.monotonic() - began)
 
 
 def _by_topic(heads: Iterable[tuple[Topic, Millis | None, Millis | None]]) -> tuple[dict[Topic, Millis], ...]:

@@ -364,10 +364,9 @@ class Purging:
         return purged
 
 
-async def forget_callers(connection: PostgresConnection, ours: list[str]) -> None:
+async def forget_callers(call: Call, ours: list[str]) -> None:
     """Delete the rows of long inactive callers, except `ours`."""
-
-    await connection.repeat(lambda call: call.fetch("forget_callers", ours))
+    await call.fetch("forget_callers", ours)
 
 
 # --- add

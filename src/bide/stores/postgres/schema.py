@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bide.ports import Finding
-from bide.stores.postgres.connection import POSTGRES, Address, Call, PostgresConnection
+from bide.stores.postgres.connection import POSTGRES, Address, Call
 from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.postgres.wakes import Subscription
 from bide.stores.server import ServerTime
@@ -51,32 +51,27 @@ _DEAD = 500_000
 
 
 async def diagnose(
-    connection: PostgresConnection, address: Address, subscription: Subscription, time: ServerTime
+    call: Call, address: Address, subscription: Subscription, time: ServerTime, *, works: bool
 ) -> list[Finding]:
-    """Run the checks: one small query, and an echo through the subscription."""
-    works = await subscription.works()
-
-    async def work(call: Call) -> list[Finding]:
-        await call.begin()
-        [row] = await call.fetch("doctor", Names(address.schema, address.prefix).parts["task"])
-        schema = await SCHEMA.finding(call.connection, address)
-        await call.commit()
-        server = f"{address.shown}: PostgreSQL {row['version']}"
-        return [
-            Finding(row["number"] >= 120_000, server, "bide needs PostgreSQL 12 or newer"),
-            schema,
-            _durability(row["fsync"], row["commit"]),
-            _listening(address, subscription, works=works),
-            Finding(
-                row["dead"] < _DEAD,
-                f"about {row['live']} rows and {row['dead']} dead ones",
-                "vacuum does not keep up: look for old transactions, and at autovacuum_max_workers",
-            ),
-            _horizon(row["age"]),
-            time.finding(),
-        ]
-
-    return await connection.read(work)
+    """Run the checks, by one small query. `works`: an echo came back through the subscription."""
+    await call.begin()
+    [row] = await call.fetch("doctor", Names(address.schema, address.prefix).parts["task"])
+    schema = await SCHEMA.finding(call.connection, address)
+    await call.commit()
+    server = f"{address.shown}: PostgreSQL {row['version']}"
+    return [
+        Finding(row["number"] >= 120_000, server, "bide needs PostgreSQL 12 or newer"),
+        schema,
+        _durability(row["fsync"], row["commit"]),
+        _listening(address, subscription, works=works),
+        Finding(
+            row["dead"] < _DEAD,
+            f"about {row['live']} rows and {row['dead']} dead ones",
+            "vacuum does not keep up: look for old transactions, and at autovacuum_max_workers",
+        ),
+        _horizon(row["age"]),
+        time.finding(),
+    ]
 
 
 def _durability(fsync: str, commit: str) -> Finding:

@@ -34,11 +34,11 @@ class PostgresRuntime(Runtime):
     operations = operations
     reads = PostgresReads
     at_once = AT_ONCE
+    _connects = PostgresConnection
     _transactions = Transactions
     joined = PostgresVerbs
 
     def __init__(self, address: Address, *, cap: Millis, silence: float, **options: Any) -> None:
-        self._queries = queries_of(address.schema, address.prefix)
         super().__init__(address, silence=silence, **options)
         self.joined_queries = queries_of(address.schema, address.prefix, joined=True)
         self._wake_messages = WakeMessages(cap)
@@ -49,9 +49,6 @@ class PostgresRuntime(Runtime):
         self.notifications = Subscription(self, channel, patience=silence)
         self._raised: Millis = -1
         """With the caller's clock: the time to which the counter of tokens is known to have been raised."""
-
-    def _connection(self, name: str, **options: Any) -> PostgresConnection:
-        return PostgresConnection(name, self.address, self._queries, **options)
 
     async def raise_clock(self, now: Millis) -> None:
         """Raise the counter of tokens to the caller's clock."""
@@ -87,7 +84,11 @@ class PostgresRuntime(Runtime):
         await self.connections["read"].read(work)
 
     async def diagnose(self) -> list[Finding]:
-        return await diagnose(self.connections["read"], self.address, self.notifications, self.time)
+        works = await self.notifications.works()
+        findings: list[Finding] = await self.connections["read"].read(
+            lambda call: diagnose(call, self.address, self.notifications, self.time, works=works)
+        )
+        return findings
 
 
 class PostgresStore(SqlStore):

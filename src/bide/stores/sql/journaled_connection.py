@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError, StoreMismatch, StoreUnavailable
 from bide.core.records import Topic
@@ -163,10 +163,6 @@ class NumberedCall(ABC):
             ends = asyncio.get_running_loop().time() + seconds
             limit.reschedule(max(ends, limit.when() or ends))
 
-    def undone(self) -> None:
-        """Note that the call had no effect, and that no transaction is open."""
-        self.sent = False
-
     @abstractmethod
     async def ask(self, query: str, **values: Any) -> Any:
         """The rows of a named query. The values must be in the order of the query's parameters."""
@@ -182,11 +178,12 @@ C = TypeVar("C", bound=NumberedCall)
 class JournaledConnection(ABC, Generic[C]):
     """A connection, the lock that serializes its calls, and the last call's number. Belongs to one event loop."""
 
+    _dialect: ClassVar[Dialect]
+
     def __init__(
         self,
         name: str,
         address: Any,
-        dialect: Dialect,
         *,
         patience: float,
         silence: float,
@@ -204,7 +201,6 @@ class JournaledConnection(ABC, Generic[C]):
         self.resent = 0
         """How often a call was sent again."""
         self._address = address
-        self._dialect = dialect
         self._silence = silence
         self._turn = asyncio.Lock()
         self._introduced = False
@@ -293,7 +289,7 @@ class JournaledConnection(ABC, Generic[C]):
                 if not isinstance(found, signs):
                     raise
                 await self._undo()
-                call.undone()
+                call.sent = False
                 if (row := await self._find_repeated(call)) is not None:
                     return await repeated(row, call)
                 if not isinstance(found, AlreadyApplied):

@@ -240,8 +240,12 @@ class Leasing(ABC):
         return True
 
     async def _run_scan(self, asked: Any) -> None:
+        async def work(call: Any) -> None:
+            call.allow(LONGEST)
+            await self._scan_fully(call, asked)
+
         try:
-            await self._scan_fully(self._runtime.connections["scan"], asked)
+            await self._runtime.connections["scan"].read(work)
         except StoreError as error:
             self._runtime.dialect.log.info("a full scan failed: %s", error)
 
@@ -266,5 +270,5 @@ class Leasing(ABC):
         """Read the heads, and determine in which of the wanted topics something is due, if that is of use."""
 
     @abstractmethod
-    async def _scan_fully(self, connection: Any, asked: Any) -> None:
+    async def _scan_fully(self, call: Any, asked: Any) -> None:
         """Scan from the very start of the index, which may take long, and pass the result to `bounds`."""

@@ -53,13 +53,17 @@ class Runtime(ABC):
     reads: ClassVar[type[ServerReads]]
     at_once: ClassVar[int]
     """Tasks in one statement."""
+    _connects: ClassVar[Callable[..., Any]]
     _transactions: ClassVar[type[OwnTransactions]]
     joined: ClassVar[type[JoinedVerbs]]
     """The verbs in a transaction."""
     joined_queries: Mapping[str, Any]
     """The statements for a caller's transaction."""
     operations: ModuleType
-    """The operations of one kind of server, each on a connection: add, change, settle, extend, forget_callers."""
+    """The operations of one kind of server: `add`, `change`, `settle` and `extend`, each on a connection.
+
+    And `forget_callers`, which deletes the rows of long inactive callers, except the named ones.
+    """
     own: Mapping[str, Mapping[str, Any]]
     """Further arguments of an operation on the store's own connections: what the store has learned."""
     purge: Callable[[Any, Millis | None, int], Awaitable[int]]
@@ -84,7 +88,8 @@ class Runtime(ABC):
         """The state of each caller's connection."""
         options = {"patience": patience, "silence": silence, "time": self.time if by_server else None}
         self.connections = {
-            name: self._connection(f"{self.name}:{name}", passes=name == "held", **options) for name in CONNECTIONS
+            name: self._connects(f"{self.name}:{name}", address, passes=name == "held", **options)
+            for name in CONNECTIONS
         }
         self.held = LockedRows(partial(self.past, "held"), self.where)
         self.transactions = self._transactions(self, silence=silence)
@@ -168,10 +173,6 @@ class Runtime(ABC):
             return [error] * len(part)
 
     # --- the server's part
-
-    @abstractmethod
-    def _connection(self, name: str, **options: Any) -> Any:
-        """A JournaledConnection that is not connected yet."""
 
     @abstractmethod
     async def identify(self, *, check: bool = False) -> None:
@@ -311,9 +312,8 @@ class SqlStore(ServerStore[Runtime]):
         runtime = self._open()
         settling = runtime.connections["settle"]
         purged = await runtime.purge(settling, runtime.now(now), limit)
-        await runtime.operations.forget_callers(
-            settling, [connection.name for connection in runtime.connections.values()]
-        )
+        ours = [connection.name for connection in runtime.connections.values()]
+        await settling.repeat(lambda call: runtime.operations.forget_callers(call, ours))
         return purged
 
     # --- reads

@@ -21,6 +21,8 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
+from msgspec import Struct
+
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError, OutcomeUnknown, SetupError, StoreUnavailable
 from bide.core.instants import Millis
@@ -72,6 +74,8 @@ class JoinedVerbs(ABC):
     _drivers: ClassVar[tuple[type[Driver], ...]]
     _at_once: ClassVar[int]
     """Tasks in one statement."""
+    _calls: ClassVar[Callable[..., Any]]
+    """Makes the call of a verb, from the driver, the statements, and `floor` (see `_savepoint`)."""
 
     def __init__(self, runtime: Any, source: ConnectionSource, *, own: bool = False) -> None:
         """`runtime`: the open store's. `own`: the transaction is ours."""
@@ -148,7 +152,7 @@ class JoinedVerbs(ABC):
                     if not state.ours:
                         await self._check_identity(driver)
                         state.ours = True
-                    return await work(self._call(driver, floor))
+                    return await work(self._calls(driver, self._runtime.joined_queries, floor))
         except Exception as error:
             found = self._error_of(error, adding=adding, committing=savepoint is not None and savepoint.committing)
             if found is error:
@@ -189,8 +193,6 @@ class JoinedVerbs(ABC):
 
     # --- the server's part
 
-    @abstractmethod
-    def _call(self, driver: Driver, floor: int | None) -> Any: ...
     @abstractmethod
     async def _savepoint_on(self, driver: Driver, state: ConnectionState) -> Savepoint:
         """The savepoint of one verb. Raises SetupError if none can begin."""
@@ -245,37 +247,29 @@ class ThreadTurn:
         self._lock.release()
 
 
-class Savepoint:
+class Savepoint(Struct, eq=False):
     """A block of statements that is done completely or not at all, even if it is cancelled.
 
     It is a savepoint of the caller's transaction; without one, it is a separate transaction. The statements that
     begin and end it are never interrupted, so that its state is always known. The statements in between may be
     cancelled at every await, and are then rolled back. If the rollback fails the connection is closed, so that no part
     of the block can be committed.
-
-    `committing` is true once the block has itself sent a COMMIT.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        first: Sequence[str] = (),
-        last: Sequence[str] = (),
-        *,
-        gone: Callable[[Exception], Awaitable[bool]] | None = None,
-    ) -> None:
-        """`first`: statements that change settings within the block; `last`: those that restore the caller's settings.
+    driver: Driver
+    first: Sequence[str] = ()
+    """Statements that change settings within the block."""
+    last: Sequence[str] = ()
+    """Statements that restore the caller's settings."""
+    gone: Callable[[Exception], Awaitable[bool]] | None = None
+    """Called when the rollback fails. True: the server had undone the whole transaction, which is dealt with now."""
+    committing: bool = False
+    """True once the block has itself sent a COMMIT."""
+    _alone: bool = False
+    _begun: bool = False
 
-        `gone` is called when the rollback fails. It returns true if the server had rolled back the whole transaction,
-        and has then dealt with that.
-        """
-        self._driver = driver
-        self._gone = gone
-        self._alone = driver.alone
-        self._first = first
-        self._last = last
-        self._begun = False
-        self.committing = False
+    def __post_init__(self) -> None:
+        self._alone = self.driver.alone
 
     async def __aenter__(self) -> Self:
         try:
@@ -296,36 +290,36 @@ class Savepoint:
                 await self._carried(self._undo())
 
     async def _begin(self) -> None:
-        await self._driver.command("BEGIN" if self._alone else f"SAVEPOINT {_NAME}", *self._first)
+        await self.driver.command("BEGIN" if self._alone else f"SAVEPOINT {_NAME}", *self.first)
         self._begun = True
 
     async def _end(self) -> None:
         self.committing = self._alone
-        await self._driver.command(*(("COMMIT",) if self._alone else (*self._last, f"RELEASE SAVEPOINT {_NAME}")))
+        await self.driver.command(*(("COMMIT",) if self._alone else (*self.last, f"RELEASE SAVEPOINT {_NAME}")))
         self._begun = False
 
     async def _undo(self) -> None:
-        if self._driver.closed:
+        if self.driver.closed:
             return
         try:
             async with asyncio.timeout(_LONGEST) if on_a_loop() else nullcontext():
-                if self._alone and (self._begun or self._driver.in_transaction):
-                    await self._driver.command("ROLLBACK")
+                if self._alone and (self._begun or self.driver.in_transaction):
+                    await self.driver.command("ROLLBACK")
                 elif self._begun:
-                    await self._driver.command(f"ROLLBACK TO {_NAME}", f"RELEASE SAVEPOINT {_NAME}")
+                    await self.driver.command(f"ROLLBACK TO {_NAME}", f"RELEASE SAVEPOINT {_NAME}")
             self._begun = False
         except BaseException as error:
             usable = False
             try:
-                usable = isinstance(error, Exception) and self._gone is not None and await self._gone(error)
+                usable = isinstance(error, Exception) and self.gone is not None and await self.gone(error)
             finally:
                 if not usable:
-                    await self._driver.close()
+                    await self.driver.close()
             if not isinstance(error, Exception):
                 raise
 
     async def _carried(self, step: Coroutine[Any, Any, None]) -> None:
-        if self._driver.asynchronous and on_a_loop():
+        if self.driver.asynchronous and on_a_loop():
             await to_its_end(step, within=_LONGEST)
         else:  # a synchronous driver blocks its thread until the step is done
             await step
@@ -438,6 +432,9 @@ class Pool(ABC):
 class OwnTransactions(Pool):
     """The transactions of an open store."""
 
+    _options: ClassVar[Mapping[str, Any]]
+    """The options with which connections are opened."""
+
     def __init__(self, runtime: Any, *, silence: float) -> None:
         """`runtime`: the open store's. Its connection `settle` reads the outcome of a commit whose answer was lost."""
         super().__init__(runtime.address, MOST)
@@ -449,10 +446,6 @@ class OwnTransactions(Pool):
         self._made = 0
 
     # --- the server's part
-
-    @abstractmethod
-    async def _connect(self) -> Any:
-        """Open a connection."""
 
     @abstractmethod
     async def _mark(self, connection: Any) -> None:
@@ -511,7 +504,7 @@ class OwnTransactions(Pool):
             try:
                 connection = self._take()
                 if connection is None:
-                    connection = await self._connect()
+                    connection = await self.dialect.connect(self.address, within=self._silence, **self._options)
                     self._made += 1
                     connection.name, connection.number = f"{self._runtime.name}:transaction{self._made}", 0
                 connection.number += 1

@@ -28,6 +28,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
+from msgspec import Struct, field
+
 from bide.core.errors import BadInput
 from bide.core.instants import NEVER, Millis
 from bide.core.records import Topic
@@ -50,74 +52,65 @@ COMMITTED: Topic = ""
 """A pseudo-topic (no topic has this name): another connection has committed something."""
 
 
-class Listener:
+class Listener(Struct, eq=False):
     """One subscription, called on the event loop that made it, until it is closed."""
 
-    def __init__(
-        self,
-        topics: Collection[Topic],
-        on_wake: OnWake,
-        closed: Callable[[Listener], None],
-        on_taken: OnTaken | None = None,
-    ) -> None:
-        self.topics = frozenset(topics)
-        self._loop = asyncio.get_running_loop()
-        self._on_wake = on_wake
-        self._on_taken = on_taken
-        self._closed = closed
-        self._open = True
+    topics: frozenset[Topic]
+    on_wake: OnWake
+    on_taken: OnTaken | None
+    closed: Callable[[Listener], None]
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _open: bool = True
 
     async def close(self) -> None:
         self.end()
 
     def end(self) -> None:
         self._open = False
-        self._closed(self)
+        self.closed(self)
 
     def post(self, wakes: Mapping[Topic, Millis], taken: Mapping[Topic, Drained]) -> None:
         """Notify the listener of the leases and then of these wakes, from any thread, by one call into its loop."""
         try:
             self._loop.call_soon_threadsafe(self._hear, wakes, taken)
         except RuntimeError:  # the loop was closed, but this listener was not
-            self._closed(self)
+            self.closed(self)
 
     def _hear(self, wakes: Mapping[Topic, Millis], taken: Mapping[Topic, Drained]) -> None:
         for topic, (by, head) in taken.items():
-            if self._open and topic in self.topics and self._on_taken is not None:
-                self._on_taken(topic, by, head, "")
+            if self._open and topic in self.topics and self.on_taken is not None:
+                self.on_taken(topic, by, head, "")
         for topic, wake_at in wakes.items():
             if self._open and topic in self.topics:
-                self._on_wake(topic, wake_at)
+                self.on_wake(topic, wake_at)
 
 
-class Notifier:
-    """All subscriptions of a store, and a watcher while there are any.
+class Notifier(Struct, eq=False):
+    """All subscriptions of a store, and a watcher while there are any."""
 
-    `how` is "inotify", "poll" or "auto". `connection` is the writer's, and only used while holding `lock`.
-    """
-
-    def __init__(self, path: str, how: str, connection: sqlite3.Connection, lock: WriteLock) -> None:
-        self._path = path
-        self._how = how
-        self._connection = connection
-        self._lock = lock
-        self.number = random.getrandbits(62) + 1
-        """The number of this process as a writer of wakes."""
-        self.others = False
-        """True if there were several live workers when the last one of this process announced itself."""
-        self._changing = threading.Lock()
-        self.listeners: tuple[Listener, ...] = ()
-        """Replaced, never mutated, so that `notify` needs no lock."""
-        self._watcher: Watcher | None = None
-        self._ended: list[Watcher] = []
+    path: str
+    how: str
+    """One of "inotify", "poll" and "auto"."""
+    connection: sqlite3.Connection
+    """The writer's, only used while holding `lock`."""
+    lock: WriteLock
+    number: int = field(default_factory=lambda: random.getrandbits(62) + 1)
+    """The number of this process as a writer of wakes."""
+    others: bool = False
+    """True if there were several live workers when the last one of this process announced itself."""
+    listeners: tuple[Listener, ...] = ()
+    """Replaced, never mutated, so that `notify` needs no lock."""
+    _changing: threading.Lock = field(default_factory=threading.Lock)
+    _watcher: Watcher | None = None
+    _ended: list[Watcher] = []
 
     def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listener:
         """Call `on_wake`, on the running loop, when one of `topics` wakes earlier; see `ports.Notifies`."""
-        listener = Listener(topics, on_wake, self._remove, on_taken)
+        listener = Listener(frozenset(topics), on_wake, on_taken, self._remove)
         with self._changing:
             self.listeners = (*self.listeners, listener)
             if self._watcher is None:
-                self._watcher = Watcher(self, self._path, self._how)
+                self._watcher = Watcher(self)
         return listener
 
     def on_commit(self, committed: Callable[[], None]) -> Listener:
@@ -157,13 +150,13 @@ class Notifier:
 
     def foreign_version(self) -> int | None:
         """A number that changes when another connection commits; None while this process is writing."""
-        if not self._lock.try_acquire():
+        if not self.lock.try_acquire():
             return None
         try:
-            version: int = self._connection.execute("PRAGMA data_version").fetchone()[0]
+            version: int = self.connection.execute("PRAGMA data_version").fetchone()[0]
             return version
         finally:
-            self._lock.release()
+            self.lock.release()
 
 
 class Polling:
@@ -290,17 +283,16 @@ def signal_of(wal: str, how: str) -> Signal:
 class Watcher:
     """The thread that watches one file while there are listeners, until `stop`."""
 
-    def __init__(self, notifier: Notifier, path: str, how: str) -> None:
+    def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
-        self._path = path
-        self._signal = signal_of(f"{path}-wal", how)
+        self._signal = signal_of(f"{notifier.path}-wal", notifier.how)
         self._again: Sequence[float] = () if isinstance(self._signal, Polling) else AGAIN_AFTER
         self._stopping = False
         self._version: int | None = None
         """The last version seen; None at first."""
         self._line = -1
         """The last note read; -1 at first, so that the first check notifies of all heads: some may be new."""
-        self.thread = threading.Thread(target=self._run, name=f"bide watcher of {path}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"bide watcher of {notifier.path}", daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
@@ -309,7 +301,7 @@ class Watcher:
             self._stopping = True
 
     def _run(self) -> None:
-        connection = connect(self._path, cache_kib=256)
+        connection = connect(self._notifier.path, cache_kib=256)
         try:
             connection.execute("PRAGMA query_only = ON")
             self._watch(connection.cursor())

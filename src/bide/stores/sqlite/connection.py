@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
+from msgspec import Struct, field
+
 from bide.core.errors import BadInput, BideError, StoreCorrupt, StoreFull, StoreMismatch, StoreUnavailable
 from bide.core.payloads import payload_sizes
-from bide.core.records import NewTask
 
 # --- errors
 
@@ -177,19 +178,18 @@ def patiently(connection: sqlite3.Connection, statement: str, *, patience: float
         sleep = min(sleep * 1.5, _LONGEST_SLEEP)
 
 
-class WriteLock:
+class WriteLock(Struct, eq=False):
     """The right to write to the file, which one connection of this process holds at a time.
 
     SQLite's own lock can only be polled; between threads of one process a plain lock is enough. There are two locks,
     one to queue for the turn and one to write, so that a busy writer thread cannot overtake a waiting transaction.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._line = threading.Lock()
-        self._write = threading.Lock()
-        self.restarts = 0
-        """How often it was held for a restart of the WAL, which takes some 10 ms."""
+    path: str
+    restarts: int = 0
+    """How often it was held for a restart of the WAL, which takes some 10 ms."""
+    _line: threading.Lock = field(default_factory=threading.Lock)
+    _write: threading.Lock = field(default_factory=threading.Lock)
 
     def acquire(self) -> None:
         """Wait for the right to write. Any thread may release it. Raises StoreUnavailable when patience ends."""
@@ -200,7 +200,7 @@ class WriteLock:
             finally:
                 self._line.release()
         raise StoreUnavailable(
-            f"{self._path}: a transaction of this process has been open for more than {PATIENCE:.0f} s, and no "
+            f"{self.path}: a transaction of this process has been open for more than {PATIENCE:.0f} s, and no "
             "other can write meanwhile; nothing was done"
         )
 
@@ -301,7 +301,7 @@ class DiskReserve:
         self._check_at = 0.0
         self._free = self._kept = 0
 
-    def check(self, tasks: Sequence[NewTask] = ()) -> None:
+    def check(self, tasks: Sequence[Any] = ()) -> None:
         """Raise StoreFull if these tasks would leave fewer free bytes than are kept, StoreUnavailable if the file is
         gone."""
         now = time.monotonic()

@@ -116,9 +116,8 @@ class OpenFile:
             self.notifier = Notifier(path, settings.watch, writing, shared.lock)
             self._closing.callback(self.notifier.close)
             self.transactions = Transactions(
-                path, shared, self.reserve, self.notifier,
-                fault=settings.fault, committed=committed, checkpoint_pages=pages,
-            )  # fmt: skip
+                path, shared, self.reserve, self.notifier, settings.fault, committed, pages
+            )
             self._closing.callback(self.transactions.close)
             self.writer = Writer(
                 path, writing, shared, self.notifier, fault=settings.fault, checkpointer=self.checkpointer

@@ -17,7 +17,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
@@ -44,7 +44,7 @@ from bide.core.records import (
 )
 from bide.stores.batches import Drained, drained
 from bide.stores.sql.operations import AT, ROW, Row, pack_topics, record_of, unpack_topics, values_of
-from bide.stores.sqlite.connection import DiskReserve, lost_part
+from bide.stores.sqlite.connection import lost_part
 from bide.stores.sqlite.rows import (
     FEW,
     QUERIES,
@@ -84,36 +84,28 @@ KEEP_DAMAGED: Millis = 14 * 86_400_000
 _by_at, _topic, _payload = itemgetter(AT), itemgetter(0), itemgetter(-1)
 
 
-class UnitOfWork:
+class UnitOfWork(Struct, eq=False):
     """One open transaction as the operations see it: its cursor, its tokens, and the heads that it brings forward.
 
     The token counter is read at its first use, because other processes write it too between transactions. It is written
     once, at the end, because one row per transaction costs less than one per task.
     """
 
-    __slots__ = (
-        "_fault", "_head", "_last", "_stored", "_taken", "_waiting", "_writer", "cursor", "payload_bytes", "wakes",
-    )  # fmt: skip
-
-    def __init__(
-        self, cursor: sqlite3.Cursor, *, fault: Fault | None = None, writer: int = 0, others: bool = False
-    ) -> None:
-        """`writer`: the number of the process's `Notifier`, which notifies its own listeners; 0: nobody does.
-
-        `others`: other workers may be live, so note what is taken.
-        """
-        self.cursor = cursor
-        self._fault = fault
-        self._writer = writer
-        self._taken: dict[Topic, Drained] | None = {} if others else None
-        self._waiting: set[Topic] = set()
-        self.wakes: dict[Topic, Millis] = {}
-        """Once it is finished: the wakes before all others of their topic, or 0 if many topics have one."""
-        self.payload_bytes = 0
-        """The bytes of payloads written, as far as they matter for the size of the WAL."""
-        self._head: tuple[Topic | None, Millis] = (None, NEVER)
-        self._last: Token = -1
-        self._stored: Token = -1
+    cursor: sqlite3.Cursor
+    fault: Fault | None = None
+    writer: int = 0
+    """The number of the process's `Notifier`, which notifies its own listeners; 0: nobody does."""
+    others: bool = False
+    """True if other workers may be live: then note what is taken."""
+    wakes: dict[Topic, Millis] = {}
+    """Once it is finished: the wakes before all others of their topic, or 0 if many topics have one."""
+    payload_bytes: int = 0
+    """The bytes of payloads written, as far as they matter for the size of the WAL."""
+    _taken: dict[Topic, Drained] = {}
+    _waiting: set[Topic] = set()
+    _head: tuple[Topic | None, Millis] = (None, NEVER)
+    _last: Token = -1
+    _stored: Token = -1
 
     def one(self, query: str, arguments: tuple[Any, ...] = ()) -> Any:
         """The first row, or None."""
@@ -144,19 +136,18 @@ class UnitOfWork:
     def leased(self, wants: Mapping[Topic, int], leased: Leased) -> None:
         """Note what a lease took, if there may be other workers."""
         self._head = (None, NEVER)
-        if self._taken is not None:
+        if self.others:
             self._taken |= drained(wants, leased)
 
     def point(self, name: str) -> None:
         """Pass a point at which a test may kill the process."""
-        if self._fault is not None:
-            self._fault(name)
+        if self.fault is not None:
+            self.fault(name)
 
     def finish(self) -> None:
         """Write the heads that were brought forward, and the token counter. The last step before the commit."""
-        if self._taken:
-            for topic, (by, head) in self._taken.items():
-                self._note(topic, by, head)
+        for topic, (by, head) in self._taken.items():
+            self._note(topic, by, head)
         if self._waiting:
             self._note_wakes()
         if self._last != self._stored:
@@ -177,7 +168,7 @@ class UnitOfWork:
             self._note(topic, wake)
 
     def _note(self, topic: Topic, wake: Millis, head: Millis | None = None) -> None:
-        line = self.cursor.execute(QUERIES["insert_wake"], (self._writer, topic, wake, head)).lastrowid or 0
+        line = self.cursor.execute(QUERIES["insert_wake"], (self.writer, topic, wake, head)).lastrowid or 0
         if line % _KEPT_WAKES == 0:
             self.cursor.execute(QUERIES["trim_wakes"], (line - _KEPT_WAKES,))
 
@@ -381,20 +372,14 @@ def purge(work: UnitOfWork, now: Millis, limit: int) -> int:
 class Verbs(ABC):
     """The verbs that a store and a transaction on its file have in common."""
 
-    @property
-    @abstractmethod
-    def _reserve(self) -> DiskReserve: ...
-
     @abstractmethod
     async def _write(self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: bool = False) -> list[T]:
-        """Run a verb unless `asked` is empty."""
+        """Run a verb unless `asked` is empty. `adding`: check first that there is room for these tasks."""
 
     @abstractmethod
     async def _read(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T: ...
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        if tasks:
-            self._reserve.check(tasks)
         return await self._write(add, tasks, now, adding=True)
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:

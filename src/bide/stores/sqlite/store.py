@@ -23,7 +23,6 @@ from bide.stores.sql.operations import rest_of
 from bide.stores.sql.reading import tally_all
 from bide.stores.sqlite import database, operations
 from bide.stores.sqlite.commit_watch import Listener
-from bide.stores.sqlite.connection import DiskReserve
 from bide.stores.sqlite.database import VERSION, OpenFile, Settings, StoreFile, open_in_thread, version_of_file
 from bide.stores.sqlite.operations import Fault, Verbs, Write
 from bide.stores.sqlite.rows import tally_some
@@ -123,13 +122,13 @@ class SqliteStore(Verbs):
 
     # The nine operations of ports.Store, except those in `Verbs`
 
-    @property
-    def _reserve(self) -> DiskReserve:
-        return self._open().reserve
-
     async def _write(self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: bool = False) -> list[T]:
-        writer = self._open().writer
-        return await writer.submit(call, asked, now, adding=adding) if asked else []
+        opened = self._open()
+        if not asked:
+            return []
+        if adding:
+            opened.reserve.check(asked)
+        return await opened.writer.submit(call, asked, now, adding=adding)
 
     async def _read(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T:
         return await self._open().reader.submit(call, *arguments)

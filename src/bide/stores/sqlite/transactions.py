@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
+from msgspec import Struct, field
+
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Topic
@@ -56,13 +58,11 @@ class JoinedVerbs(Verbs):
         self.wakes: dict[Topic, Millis] = {}
         """The earlier wakes of this transaction; listeners are notified after the commit."""
 
-    @property
-    def _reserve(self) -> DiskReserve:
-        return self._file.reserve
-
     async def _write(self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: bool = False) -> list[T]:
         if not asked:
             return []
+        if adding:
+            self._file.reserve.check(asked)
         return self._plainly(lambda cursor: self._in_savepoint(cursor, call, asked, now), adding=adding)
 
     async def _read(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T:
@@ -223,29 +223,19 @@ class TransactionThread:
         self._drop()
 
 
-class Transactions:
-    """The transactions of all event loops. After each commit, `committed` is called with the number of rows."""
+class Transactions(Struct, eq=False):
+    """The transactions of all event loops."""
 
-    def __init__(
-        self,
-        path: str,
-        shared: SharedFile,
-        reserve: DiskReserve,
-        notifier: Notifier,
-        *,
-        fault: Fault | None,
-        committed: Callable[[int], None] | None,
-        checkpoint_pages: int,
-    ) -> None:
-        self.path = path
-        self.shared = shared
-        self.reserve = reserve
-        self.fault = fault
-        self.checkpoint_pages = checkpoint_pages
-        self._notifier = notifier
-        self._committed = committed
-        self._guard = threading.Lock()
-        self._threads: dict[asyncio.AbstractEventLoop, TransactionThread] = {}
+    path: str
+    shared: SharedFile
+    reserve: DiskReserve
+    notifier: Notifier
+    fault: Fault | None
+    committed: Callable[[int], None] | None
+    """Called after each commit with the number of rows."""
+    checkpoint_pages: int
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+    _threads: dict[asyncio.AbstractEventLoop, TransactionThread] = field(default_factory=dict)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[JoinedTransaction]:
@@ -258,16 +248,16 @@ class Transactions:
             try:
                 connection = await thread.run(thread.begin)
                 changes = connection.total_changes
-                joined = JoinedTransaction(connection, self, self._notifier.number)
+                joined = JoinedTransaction(connection, self, self.notifier.number)
                 try:
                     yield joined
                 finally:
                     joined.over = True
                 await thread.run(thread.commit)
-                if self._committed is not None:
-                    self._committed(connection.total_changes - changes)
+                if self.committed is not None:
+                    self.committed(connection.total_changes - changes)
                 if joined.wakes:
-                    self._notifier.notify(joined.wakes)
+                    self.notifier.notify(joined.wakes)
             finally:
                 thread.owner = None
                 if not thread.closed:
