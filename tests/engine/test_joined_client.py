@@ -119,7 +119,11 @@ def test_payloads_are_checked_and_what_was_done_is_noted(shop: Shop) -> None:
         shop.app.sync.using(shop.own).schedule("order.close", "no number", delay="1h")
     shop.app.sync.using(shop.own).schedule("order.close", 1, key="1", delay="1h")
     shop.own.commit()
-    assert [event.who for event in shop.app.sync.events("order.close", "1")] == ["ann"]
+    shop.app.sync.using(shop.own).cancel("order.close", "1")
+    shop.own.rollback()
+    assert [(event.who, event.what) for event in shop.app.sync.events("order.close", "1")] == [
+        ("ann", "schedule: created")
+    ], "and nothing that was undone"
 
 
 def test_while_others_write_it_waits_without_a_loop(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ class OpenFile:
             self._closing.callback(self.notifier.close)
             self.transactions = Transactions(
                 path, shared, self.reserve, self.notifier,
-                fault=settings.fault, committed=committed, checkpoint_pages=pages,
+                fault=settings.fault, committed=committed, checkpoint_pages=pages, events_kept=settings.events_kept,
             )  # fmt: skip
             self._closing.callback(self.transactions.close)
             self.writer = Writer(

@@ -13,6 +13,7 @@ import logging
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple
@@ -391,6 +392,8 @@ def purge(work: UnitOfWork, now: Millis, limit: int) -> int:
 class Verbs(ABC):
     """The verbs that a store and a transaction on its file have in common."""
 
+    _events_kept: int
+
     @property
     @abstractmethod
     def _reserve(self) -> DiskReserve: ...
@@ -412,6 +415,9 @@ class Verbs(ABC):
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
         return await self._write(settle, outcomes, now)
+
+    async def record(self, events: Sequence[Event]) -> None:
+        await self._write(partial(record, kept=self._events_kept), events, 0)
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
         return await self._read(get_tasks, refs)
@@ -474,7 +480,7 @@ class _Writes:
 _log = logging.getLogger("bide.sqlite")
 
 
-def record(work: UnitOfWork, events: Sequence[Event], kept: int) -> None:
+def record(work: UnitOfWork, events: Sequence[Event], now: Millis, kept: int) -> list[None]:
     """Append to the log. It is trimmed to `kept` lines once it is a tenth longer, so most calls only append."""
     rows = [
         (one.topic, one.key, one.at, one.id, one.kind.value, one.attempt, one.who, one.what, one.was, one.wake_at)
@@ -484,6 +490,7 @@ def record(work: UnitOfWork, events: Sequence[Event], kept: int) -> None:
     first, last = work.one(QUERIES["event_span"])
     if last - first >= kept + kept // 10:
         work.cursor.execute(QUERIES["trim_events"], (last - kept,))
+    return []
 
 
 def events(cursor: sqlite3.Cursor, ref: Ref | None, limit: int, kept: int) -> list[Event]:

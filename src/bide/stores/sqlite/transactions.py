@@ -52,6 +52,7 @@ class JoinedVerbs(Verbs):
         self._file = file
         self._writer = writer
         self._path = file.path
+        self._events_kept = file.events_kept
         self.wakes: dict[Topic, Millis] = {}
         """The earlier wakes of this transaction; listeners are notified after the commit."""
 
@@ -240,12 +241,14 @@ class Transactions:
         fault: Fault | None,
         committed: Callable[[int], None] | None,
         checkpoint_pages: int,
+        events_kept: int,
     ) -> None:
         self.path = path
         self.shared = shared
         self.reserve = reserve
         self.fault = fault
         self.checkpoint_pages = checkpoint_pages
+        self.events_kept = events_kept
         self._notifier = notifier
         self._committed = committed
         self._guard = threading.Lock()
