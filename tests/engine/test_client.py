@@ -450,6 +450,8 @@ async def test_a_service_remembers_no_more() -> None:
     async with served("memory:") as instance:
         app = instance.app
         app.config = replace(app.config, retentions=app.config.retentions.at_most(3))
+        await app.cancel_many([("t", "never there")] * 2)
+        await app.cancel("t", "never there")
         await app.schedule_many([app.new("t", key=str(number), delay="1h") for number in range(5)])
         await app.cancel_many([("t", str(number)) for number in range(5)])
         assert len([True async for _ in app.find(topic="t", state="cancelled")]) == 3

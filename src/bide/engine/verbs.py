@@ -76,6 +76,7 @@ _TRIES = 5
 _LARGEST: int = 2**31 - 1
 """The largest page, and the largest number of events, that a caller may ask for."""
 _LAST_TOKEN: Token = 2**63 - 1
+_CANCELLED = (Result.CANCELLED, Result.CANCELLED_WHILE_LEASED)
 
 
 class Pages(Struct):
@@ -286,7 +287,10 @@ class ClientVerbs:
         `cancelled_while_leased` means that a delivery is running: its handler is cancelled when the lease is next
         extended, and no other delivery follows. O(log n).
         """
-        return await self._session.change(self._cancel(topic, key, if_token))
+        asked = self._cancel(topic, key, if_token)
+        answer = await self._session.change(asked)
+        self._count_kept([asked], [answer])
+        return answer
 
     async def redrive(self, topic: str, key: str, *, delay: Length = "0s", if_token: Token | None = None) -> Answer:
         """Send a dead task again, as a new life, after `delay`: `redriven`; its deadline is cleared. O(log n)."""
@@ -308,7 +312,7 @@ class ClientVerbs:
 
     async def cancel_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
         """Cancel many tasks, each a pair of topic and key; answers in order. One store call."""
-        return await self._session.change_many([self._cancel(*pair_of(ref), None) for ref in refs])
+        return await self.change_many([self._cancel(*pair_of(ref), None) for ref in refs])
 
     async def redrive_many(self, refs: Iterable[Ref | tuple[str, str]], *, delay: Length = "0s") -> list[Answer]:
         """Send many dead tasks again, each a pair of topic and key; answers in order. One store call."""
@@ -318,7 +322,9 @@ class ClientVerbs:
 
     async def change_many(self, changes: Sequence[Change]) -> list[Answer]:
         """Make changes (from `new_cancel` and the like, all of one verb) in one store call; answers in order."""
-        return await self._session.change_many(changes)
+        answers = await self._session.change_many(changes)
+        self._count_kept(changes, answers)
+        return answers
 
     # --- groups
 
@@ -476,8 +482,7 @@ class ClientVerbs:
         check_name("group", group)
         if topic is not None:
             check_topic(topic)
-        session = self._session
-        verbs = session.verbs
+        verbs = self._session.verbs
         answers: list[Answer] = []
         cursor: str | None = None
         try:
@@ -489,7 +494,7 @@ class ClientVerbs:
                     if not live:
                         break
                     stale: list[Ref] = []
-                    for answer in await session.change_many([make(record) for record in live]):
+                    for answer in await self.change_many([make(record) for record in live]):
                         if answer.result is Result.STALE_TOKEN and answer.record is not None and again:
                             stale.append(answer.record.ref)
                         else:
@@ -503,6 +508,12 @@ class ClientVerbs:
             if not answers:
                 raise
             raise PartlyFailed([*answers, *(error.answers if isinstance(error, PartlyFailed) else [error])]) from error
+
+    def _count_kept(self, changes: Sequence[Change], answers: Sequence[Answer]) -> None:
+        """Of the tasks to be cancelled, which the retention has counted, count only those that are."""
+        for asked, answer in zip(changes, answers, strict=True):
+            if type(asked) is Cancel and asked.keep_until and answer.result not in _CANCELLED:
+                self.config.retentions.of(asked.topic).not_kept(State.CANCELLED)
 
     def _cancel(self, topic: str, key: str, if_token: Token | None) -> Cancel:
         return new_cancel(topic, key, if_token=if_token, config=self.config, clock=self.clock)
