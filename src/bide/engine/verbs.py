@@ -454,7 +454,8 @@ class ClientVerbs:
         """Count tasks by (topic, state); with `edges` (lengths from now, or instants), also the tasks due between them.
 
         If counting has a cost, each such interval is counted up to `upto` tasks (see `Store.tally`). With `topics` only
-        these are counted. Raises BadInput, StoreError.
+        these are counted. Inside a transaction of the caller's it still counts what is committed, without the changes
+        of that transaction. Raises BadInput, StoreError.
         """
         now = self.clock.now()
         wanted = None if edges is None else [due_of(edge, "edges", now=self.clock.now).resolve(now) for edge in edges]
