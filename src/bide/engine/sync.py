@@ -40,12 +40,15 @@ class _Runs(Protocol[Of_co]):
     def _run(self, verb: Callable[[Of_co], Coroutine[Any, Any, R]], /) -> R: ...
 
 
-def _blocking(verb: Callable[Concatenate[Of, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[_Runs[Of], P], R]:
+def _blocking(
+    verb: Callable[Concatenate[Of, P], Coroutine[Any, Any, R]], run: str = "_run"
+) -> Callable[Concatenate[_Runs[Of], P], R]:
     """The blocking form of a verb, with the same name, arguments, answer and errors."""
 
     @functools.wraps(verb)
     def call(self: _Runs[Of], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._run(lambda one: verb(one, *args, **kwargs))
+        answer: R = getattr(self, run)(lambda one: verb(one, *args, **kwargs))
+        return answer
 
     return call
 
@@ -223,13 +226,18 @@ class SyncClient(SyncVerbs):
         self._threads: dict[int, _LoopThread] = {}
         """Keyed by process id. A forked child must not use its parent's, whose locks may never be released."""
 
-    tally = _blocking(ClientVerbs.tally)
-    events = _blocking(ClientVerbs.events)
+    tally = _blocking(ClientVerbs.tally, "_run_on_loop")
+    events = _blocking(ClientVerbs.events, "_run_on_loop")
 
     def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]], /) -> R:
         with self._call() as (client, loop):
             if on_this_thread(client.store):
                 return run_on_this_thread(verb(client))
+            return _run_on(loop, verb(client))
+
+    def _run_on_loop(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]], /) -> R:
+        """For a verb that joins no transaction, also within a block of `using`."""
+        with self._call() as (client, loop):
             return _run_on(loop, verb(client))
 
     def using(self, connection: object) -> SyncJoinedClient:

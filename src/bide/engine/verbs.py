@@ -472,7 +472,8 @@ class ClientVerbs:
         ref = None if topic is None and key is None else Ref(check_topic(topic), check_name("key", key))
         whole_number("limit", limit, 0, _LARGEST)
         log = self._session.store.features.events
-        await self._session.recorder.flush()
+        if self._session.joined() is None:  # otherwise it may wait for the locks of the caller's own transaction
+            await self._session.recorder.flush()
         return [] if log is None else await log.events(ref, limit=limit)
 
     async def _over_group(self, group: str, topic: str | None, make: Callable[[Record], Change]) -> list[Answer]:
