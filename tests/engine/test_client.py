@@ -457,6 +457,15 @@ async def test_a_service_remembers_no_more() -> None:
         assert len([True async for _ in app.find(topic="t", state="cancelled")]) == 3
 
 
+def test_what_is_declared_after_the_first_call_counts_for_sync_too() -> None:
+    app = Bide("memory:")
+    app.sync.schedule("a", key="k", delay="1h")
+    app.handler("a", keep_cancelled="0s")(lambda task: None)
+    app.sync.cancel("a", "k")
+    assert app.sync.get("a", "k") is None
+    app.sync.close()
+
+
 def test_what_a_handler_says_is_kept_whatever_its_number() -> None:
     app = Bide("memory:")
     app.retain("a", done="1d")

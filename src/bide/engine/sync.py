@@ -16,7 +16,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from bide.core.errors import NotOpen, OutcomeUnknown, SetupError
@@ -258,15 +258,19 @@ class SyncClient(SyncVerbs):
         if thread is not None:
             thread.close()
 
-    def _call(self) -> AbstractContextManager[tuple[Client, asyncio.AbstractEventLoop]]:
+    @contextmanager
+    def _call(self) -> Iterator[tuple[Client, asyncio.AbstractEventLoop]]:
         """The client to call and its loop, for the duration of a call."""
         if running_loop() is not None:
             raise SetupError("app.sync would block the event loop that runs here; await the verb instead")
         own_loop = self._own.open_in
         if own_loop is not None and own_loop.is_running():
-            return nullcontext((self._own, own_loop))
+            yield self._own, own_loop
+            return
         thread = self._threads.get(os.getpid()) or self._threads.setdefault(os.getpid(), _LoopThread())
-        return thread.call(self._clone)
+        with thread.call(self._clone) as (client, loop):
+            client.config, client.carrier = self._own.config, self._own.carrier  # a later handler has changed them
+            yield client, loop
 
 
 class SyncJoinedClient(SyncVerbs):
