@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import aiohttp
+import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.engine.conftest import World, task_of, virtual
@@ -113,6 +114,21 @@ async def test_a_wrong_payload_fails_in_the_caller() -> None:
         await order.schedule(Order(7), key="k", delay="1h")
         task = await task_of(app, "order", "k")
         assert task.payload == {"number": 7}
+
+
+def test_the_bounds_of_a_declared_type_count() -> None:
+    app = Bide("memory:")
+
+    @app.handler("refund")
+    async def refund(task: Annotated[Task[Annotated[int, msgspec.Meta(ge=1)]], "it"]) -> None: ...
+
+    @app.handler("raw")
+    async def raw(task: Task[Annotated[bytes, "a picture"]]) -> None: ...
+
+    raw.new(b"\xff", delay="1h")
+    assert app.routes["raw"].sink.declared is bytes  # type: ignore[attr-defined]
+    with pytest.raises(BadPayload, match=">= 1"):
+        refund.new(-5, delay="1h")
 
 
 async def test_a_handler_is_declared_once_and_rightly() -> None:
