@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -100,6 +101,23 @@ async def test_bad_input_names_the_field_and_nothing_is_done(field: str, wrong: 
         assert caught.value.field == field
         assert caught.value.accepted
         assert [task async for task in app.find()] == []
+
+
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        ("tasks", lambda app: app.schedule_new(None)), ("tasks", lambda app: app.schedule_many([5])),
+        ("tasks", lambda app: app.recurring.add_many([app.new("t", delay="1h")])),
+        ("moves", lambda app: app.reschedule_many([("t", "k", "1h")])), ("refs", lambda app: app.get_many([5])),
+        ("on_conflict", lambda app: app.schedule("t", delay="1h", on_conflict=[])),
+        ("who", lambda app: app.pause("t", who=5)), ("who", lambda app: app.resume("t", who="x" * 201)),
+    ],
+)  # fmt: skip
+async def test_what_verbs_cannot_take_is_named(field: str, call: Callable[[Bide], Any]) -> None:
+    async with Bide("memory:") as app:
+        with pytest.raises(BadInput) as caught:
+            await call(app)
+        assert caught.value.field == field
 
 
 async def test_a_wrong_payload_fails_in_the_caller() -> None:

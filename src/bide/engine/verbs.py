@@ -236,22 +236,14 @@ class ClientVerbs:
 
     async def schedule_new(self, task: NewTask) -> Answer:
         """Schedule a task made by `new`, batched with concurrent calls. Raises the same errors as `schedule`."""
-        if task.topic in RESERVED_TOPICS:
-            check_topic(task.topic)
-        return await self._session.add(task)
+        return await self._session.add(_checked_new(task))
 
     async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
         """Schedule all of `tasks` (made by `new`) in one store call; answers in order.
 
         Raises the errors of `schedule`, and PartlyFailed with the available answers if part of the store is away.
         """
-        batch = tasks if isinstance(tasks, list) else list(tasks)
-        for task in batch:
-            if type(task) is not NewTask:
-                raise BadInput("tasks", task, "tasks made by app.new(...) or handler.new(...)")
-            if task.topic in RESERVED_TOPICS:
-                check_topic(task.topic)
-        return await self._session.add_many(batch)
+        return await self._session.add_many([_checked_new(task) for task in tasks])
 
     # --- change
 
@@ -303,7 +295,8 @@ class ClientVerbs:
         answers if a part of the store is unavailable.
         """
         most, clock = self.config.max_past, self.clock
-        dues = ((ref_of(ref), due_of(when, grain=clock.grain, now=clock.now)) for ref, when in moves)
+        pairs = (pair_of(move, "moves", "pairs of (topic, key) and a time") for move in moves)
+        dues = ((ref_of(ref), due_of(when, grain=clock.grain, now=clock.now)) for ref, when in pairs)
         return await self._session.change_many([Move(*ref, check_past(due, most, clock)) for ref, due in dues])
 
     async def fire_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
@@ -390,7 +383,9 @@ class ClientVerbs:
 
     def _actor_or(self, who: str | None) -> str | None:
         caller = current_caller()
-        return who or (self.actor if caller is None else caller.who)
+        if who is not None:
+            return check_name("who", who)
+        return self.actor if caller is None else caller.who
 
     async def _reread_pauses(self) -> None:
         if self._session.joined() is None:  # otherwise the change is not committed yet
@@ -564,21 +559,29 @@ def check_token(if_token: object) -> Token | None:
     return None if if_token is None else whole_number("if_token", if_token, 0, _LAST_TOKEN)
 
 
-def one_of(choices: Mapping[str, Chosen], choice: str, field: str) -> Chosen:
+def one_of(choices: Mapping[str, Chosen], choice: object, field: str) -> Chosen:
     """The choice that a word names. Raises BadInput."""
-    found = choices.get(choice)
+    found = choices.get(choice) if isinstance(choice, str) else None
     if found is None:
         raise BadInput(field, choice, f"one of {', '.join(choices)}")
     return found
 
 
-def pair_of(ref: Ref | tuple[str, str]) -> tuple[str, str]:
-    """A (topic, key) pair, its names not checked yet."""
+def pair_of(pair: Any, field: str = "refs", accepted: str = "pairs of (topic, key)") -> tuple[Any, Any]:
+    """A pair, such as (topic, key), its parts not checked yet. Raises BadInput."""
     try:
-        topic, key = ref
+        first, second = pair
     except (TypeError, ValueError):
-        raise BadInput("refs", ref, "pairs of (topic, key)") from None
-    return topic, key
+        raise BadInput(field, pair, accepted) from None
+    return first, second
+
+
+def _checked_new(task: NewTask) -> NewTask:
+    if type(task) is not NewTask:
+        raise BadInput("tasks", task, "tasks made by app.new(...) or handler.new(...)")
+    if task.topic in RESERVED_TOPICS:
+        check_topic(task.topic)
+    return task
 
 
 def ref_of(ref: Ref | tuple[str, str]) -> Ref:
