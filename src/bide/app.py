@@ -406,11 +406,9 @@ class Bide(Client):
 
     def _clone(self) -> Client:
         """Make a client for `app.sync`, used if the app is not open."""
-        clone = Client(
+        return Client(
             self._make_store, config=self.config, clock=self._own_clock, actor=self.actor, check_payload=self._check
         )
-        clone.carrier = self.carrier
-        return clone
 
 
 def _limit_of(timeout: Length | None) -> Millis | None:

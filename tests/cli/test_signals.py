@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,8 @@ def children_of(process: subprocess.Popen[str]) -> list[int]:
 def tell(process: subprocess.Popen[str], number: int, to: str) -> None:
     """Send a signal to the process; if `to` is a unit, to its children too."""
     for pid in [process.pid, *(children_of(process) if to == "a unit" else [])]:
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):  # the first one has drained the others
+            os.kill(pid, number)
 
 
 def stop(process: subprocess.Popen[str]) -> None:
@@ -219,6 +221,34 @@ def test_a_signal_while_processes_are_started_reaches_all(begin: Begin, after: i
     process = begin("work", "shop:app", "--processes", "5")
     wait_until(lambda: len(children_of(process)) > after, f"{after + 1} processes")
     tell(process, signal.SIGTERM, to)
+    assert process.wait(60) == Exit.DONE
+
+
+LAST = """
+class _Last:
+    def __init__(self):
+        self.file, self.os, self.sleep = open("told.txt", "ab", 0), os, time.sleep
+
+    def __del__(self):  # the handlers of signals are gone by then
+        self.file.write(b"gone - %d\\n" % self.os.getpid())
+        while not self.os.path.exists("over"):
+            self.sleep(0.05)
+
+_last = _Last()
+"""
+
+
+def test_a_signal_to_a_process_that_is_about_to_exit_is_no_defect(
+    line: CommandLine, begin: Begin, ground: Ground, write: Write
+) -> None:
+    write("shop.py", SHOP + LAST)
+    ground.go()
+    ground.schedule(1)
+    process = begin("work", "shop:app", "--processes", "2")
+    ground.told("ended", 1)
+    process.terminate()
+    os.kill(ground.told("gone", 1)[0], signal.SIGTERM)
+    (line.directory / "over").touch()
     assert process.wait(60) == Exit.DONE
 
 

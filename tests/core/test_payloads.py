@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, TypedDict
 
 import msgspec
@@ -144,6 +145,13 @@ class Odd(pydantic.BaseModel):
 def test_what_json_cannot_hold_is_refused(make: Any) -> None:
     with pytest.raises(BadPayload, match="what JSON can hold"):
         encode_payload(make())
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("make", [lambda bad: {"a": [None, bad]}, lambda bad: Odd(thing={"a": (None, bad)})])
+def test_a_number_that_json_cannot_hold_is_named(make: Any, number: float) -> None:
+    with pytest.raises(BadPayload, match=r"a\[1\]: .* a finite number"):
+        encode_payload(make(number))
 
 
 def test_the_limit_is_in_bytes_and_exact() -> None:

@@ -279,10 +279,12 @@ def test_headers_that_are_not_short_text_are_refused(headers: Any) -> None:
     assert caught.value.field == "headers"
 
 
-def test_headers_have_a_limit() -> None:
+def test_headers_and_a_policy_have_a_limit() -> None:
     assert encode_options(None, {"a": "x" * (LONGEST_HEADERS - 50)})
     with pytest.raises(BadInput, match=f"at most {LONGEST_HEADERS} bytes"):
         encode_options(None, {"a": "x" * LONGEST_HEADERS})
+    with pytest.raises(BadInput, match=f"retry: .* at most {LONGEST_HEADERS} bytes"):
+        encode_options(Ladder(*["1s"] * LONGEST_HEADERS), None)
 
 
 def test_fields_of_a_newer_version_are_passed_over() -> None:

@@ -594,7 +594,7 @@ def test_a_refusal_names_the_field(text: str, field: str) -> None:
     [
         ({"zone": "Mars/Base"}, "zone"), ({"zone": "../etc/passwd"}, "zone"), ({"zone": "Europe"}, "zone"),
         ({"zone": ""}, "zone"), ({"zone": "a\0b"}, "zone"), ({"zone": 5}, "zone"),
-        ({"zone": "localtime"}, "zone"), ({"zone": "posixrules"}, "zone"),
+        ({"zone": "localtime"}, "zone"), ({"zone": "posixrules"}, "zone"), ({"zone": "right/UTC"}, "zone"),
         ({"times": 2}, "times"), ({"times": 0, "start": START}, "times"), ({"times": True, "start": START}, "times"),
         ({"times": 100_001, "start": START}, "times"),
         ({"jitter": "25h"}, "jitter"), ({"jitter": "soon"}, "jitter"), ({"jitter": "-1s"}, "jitter"),
@@ -603,7 +603,8 @@ def test_a_refusal_names_the_field(text: str, field: str) -> None:
         ({"start": START, "until": "2024-01-01T07:00Z"}, "cron"),
         ({"on_gap": "before"}, "on_gap"), ({"on_repeat": "never"}, "on_repeat"),
         ({"except_on": ["2024-02-30"]}, "except_on"), ({"except_on": [datetime(2024, 1, 1)]}, "except_on"),
-        ({"except_on": [5]}, "except_on"), ({"except_on": [date(2024, 1, 1)] * 4001}, "except_on"),
+        ({"except_on": [5]}, "except_on"), ({"except_on": 5}, "except_on"), ({"zona": "UTC"}, "zona"),
+        ({"except_on": [date(2024, 1, 1)] * 4001}, "except_on"),
         ({"start": START, "until": "2024-01-02T09:00Z", "except_on": ["2024-01-01", "2024-01-02"]}, "cron"),
     ],
 )  # fmt: skip
@@ -631,6 +632,7 @@ def test_other_refusals() -> None:
 
 @pytest.mark.parametrize("given", [None, 5, [], {}, object(), b"0 8 * * *"])
 def test_what_is_no_text_is_refused(given: Any) -> None:
-    for make in (Cron, RRule, rule_of, partial(Cron, "0 8 * * *", zone=given)):
+    at: Any = At
+    for make in (Cron, RRule, at, rule_of, partial(Cron, "0 8 * * *", zone=given), partial(at, START, zone=given)):
         with pytest.raises(BadInput):
             make() if isinstance(make, partial) else make(given)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import aiohttp
+import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.engine.conftest import World, task_of, virtual
@@ -101,6 +103,23 @@ async def test_bad_input_names_the_field_and_nothing_is_done(field: str, wrong: 
         assert [task async for task in app.find()] == []
 
 
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        ("tasks", lambda app: app.schedule_new(None)), ("tasks", lambda app: app.schedule_many([5])),
+        ("tasks", lambda app: app.recurring.add_many([app.new("t", delay="1h")])),
+        ("moves", lambda app: app.reschedule_many([("t", "k", "1h")])), ("refs", lambda app: app.get_many([5])),
+        ("on_conflict", lambda app: app.schedule("t", delay="1h", on_conflict=[])),
+        ("who", lambda app: app.pause("t", who=5)), ("who", lambda app: app.resume("t", who="x" * 201)),
+    ],
+)  # fmt: skip
+async def test_what_verbs_cannot_take_is_named(field: str, call: Callable[[Bide], Any]) -> None:
+    async with Bide("memory:") as app:
+        with pytest.raises(BadInput) as caught:
+            await call(app)
+        assert caught.value.field == field
+
+
 async def test_a_wrong_payload_fails_in_the_caller() -> None:
     app = Bide("memory:")
 
@@ -113,6 +132,21 @@ async def test_a_wrong_payload_fails_in_the_caller() -> None:
         await order.schedule(Order(7), key="k", delay="1h")
         task = await task_of(app, "order", "k")
         assert task.payload == {"number": 7}
+
+
+def test_the_bounds_of_a_declared_type_count() -> None:
+    app = Bide("memory:")
+
+    @app.handler("refund")
+    async def refund(task: Annotated[Task[Annotated[int, msgspec.Meta(ge=1)]], "it"]) -> None: ...
+
+    @app.handler("raw")
+    async def raw(task: Task[Annotated[bytes, "a picture"]]) -> None: ...
+
+    raw.new(b"\xff", delay="1h")
+    assert app.routes["raw"].sink.declared is bytes  # type: ignore[attr-defined]
+    with pytest.raises(BadPayload, match=">= 1"):
+        refund.new(-5, delay="1h")
 
 
 async def test_a_handler_is_declared_once_and_rightly() -> None:
@@ -450,9 +484,20 @@ async def test_a_service_remembers_no_more() -> None:
     async with served("memory:") as instance:
         app = instance.app
         app.config = replace(app.config, retentions=app.config.retentions.at_most(3))
+        await app.cancel_many([("t", "never there")] * 2)
+        await app.cancel("t", "never there")
         await app.schedule_many([app.new("t", key=str(number), delay="1h") for number in range(5)])
         await app.cancel_many([("t", str(number)) for number in range(5)])
         assert len([True async for _ in app.find(topic="t", state="cancelled")]) == 3
+
+
+def test_what_is_declared_after_the_first_call_counts_for_sync_too() -> None:
+    app = Bide("memory:")
+    app.sync.schedule("a", key="k", delay="1h")
+    app.handler("a", keep_cancelled="0s")(lambda task: None)
+    app.sync.cancel("a", "k")
+    assert app.sync.get("a", "k") is None
+    app.sync.close()
 
 
 def test_what_a_handler_says_is_kept_whatever_its_number() -> None:

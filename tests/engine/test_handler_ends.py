@@ -31,6 +31,11 @@ class Mute(Exception):
         raise ValueError("no words")
 
 
+class Proxy(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise EOFError("far away")
+
+
 class Own(Retry):
     def __init__(self) -> None:
         """Without what a Retry has."""
@@ -56,6 +61,7 @@ ODD: list[tuple[Callable[[], object], str]] = [
     (throw(Retry(ConnectionError("x"))), "ConnectionError: x"),
     (lambda: Dead(404), "404"),
     (throw(Mute()), "Mute: Mute()"),
+    (throw(Proxy("far away")), ": far away"),
     (throw(ValueError(b"caf\xe9".decode("utf-8", "surrogateescape"))), "ValueError: caf\\udce9"),
     (throw(Panic("no more")), "Panic: no more"),
     (throw(GeneratorExit()), "GeneratorExit"),
@@ -64,7 +70,10 @@ ODD: list[tuple[Callable[[], object], str]] = [
     (throw(Own()), "AttributeError"),
     (lambda: Outcome, "TypeError: the handler returned the class Outcome"),
 ]
-NAMES = ["retry an error", "dead by number", "mute", "surrogate", "panic", "generator", "stop", "exit", "own", "class"]
+NAMES = [
+    "retry an error", "dead by number", "mute", "proxy", "surrogate", "panic", "generator", "stop", "exit", "own",
+    "class",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["coroutine", "plain"])

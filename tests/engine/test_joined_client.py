@@ -93,10 +93,13 @@ def test_a_commit_and_a_rollback_are_the_callers(shop: Shop) -> None:
 
 
 def test_in_a_block_every_verb_of_the_app_takes_part(shop: Shop) -> None:
+    before = shop.app.sync.events()
     with shop.app.sync.using(shop.own) as verbs:
         shop.app.sync.schedule("order.close", 1, key="1", delay="1h")
         verbs.schedule("order.close", 2, key="2", delay="1h")
         assert [task.key for task in shop.app.sync.find(topic="order.close")] == ["1", "2"]
+        assert list(shop.app.sync.tally().counts) == [("other", "waiting")], "what is committed"
+        assert shop.app.sync.events() == before
     assert list(shop.app.sync.find(topic="order.close")) == []
     shop.own.rollback()
     assert shop.keys() == []
@@ -119,7 +122,11 @@ def test_payloads_are_checked_and_what_was_done_is_noted(shop: Shop) -> None:
         shop.app.sync.using(shop.own).schedule("order.close", "no number", delay="1h")
     shop.app.sync.using(shop.own).schedule("order.close", 1, key="1", delay="1h")
     shop.own.commit()
-    assert [event.who for event in shop.app.sync.events("order.close", "1")] == ["ann"]
+    shop.app.sync.using(shop.own).cancel("order.close", "1")
+    shop.own.rollback()
+    assert [(event.who, event.what) for event in shop.app.sync.events("order.close", "1")] == [
+        ("ann", "schedule: created")
+    ], "and nothing that was undone"
 
 
 def test_while_others_write_it_waits_without_a_loop(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,7 +298,8 @@ class Supervisor:
 
     def _ended(self, child: _Child, pid: int, code: int) -> None:
         if self._drain_deadline is not None:
-            if code != 0 and self._code == Exit.DONE:
+            # A signal that stops finds no handler any more in a process that has drained and is about to exit.
+            if code != 0 and -code not in SIGNALS and self._code == Exit.DONE:
                 self._code = Exit.DEFECT
         elif code in _PERMANENT and not self._ready:
             _supervisor_log.error("process %d cannot work, and would fail again", pid)

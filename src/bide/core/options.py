@@ -42,7 +42,7 @@ _decoder = msgspec.msgpack.Decoder(Options)
 def encode_options(
     retry: RetryPolicy | None, headers: Mapping[str, str] | None, trace: Mapping[str, str] | None = None
 ) -> bytes:
-    """The bytes for `NewTask.options`. Raises BadInput for headers that are not short text.
+    """The bytes for `NewTask.options`. Raises BadInput for headers or a policy that are not short.
 
     The trace headers in `trace` are added; the caller's own headers take precedence. If there is no room for the trace,
     it is dropped and the task is still accepted.
@@ -50,16 +50,18 @@ def encode_options(
     if trace:
         with suppress(BadInput, TypeError):
             return encode_options(retry, {**trace, **(headers or {})})
-    if not headers:
-        return b"" if retry is None else _encoder.encode(Options(retry=retry))
-    if not isinstance(headers, Mapping):
+    if not headers and retry is None:
+        return b""
+    if headers and not isinstance(headers, Mapping):
         raise BadInput("headers", headers, "a mapping of names to values")
+    headers = headers or {}
     for name, value in headers.items():
         if not name or not _is_printable(name) or not _is_printable(value):
             raise BadInput("headers", {name: value}, "printable text for both name and value")
     encoded = _encoder.encode(Options(retry=retry, headers=dict(headers)))
     if len(encoded) > LONGEST_HEADERS:
-        raise BadInput("headers", f"{len(encoded)} bytes", f"at most {LONGEST_HEADERS} bytes in all")
+        field = "headers" if headers else "retry"
+        raise BadInput(field, f"{len(encoded)} bytes", f"at most {LONGEST_HEADERS} bytes in all")
     return encoded
 
 

@@ -63,11 +63,17 @@ class Dead(Outcome):
 
 
 def outcome_in(error: BaseException) -> BaseException:
-    """The outcome that alone is in an exception group, as of an `asyncio.TaskGroup`; else `error` itself."""
+    """The outcome that alone is in an exception group, as of an `asyncio.TaskGroup`; else `error` itself.
+
+    An error whose own code fails, as a proxy may, becomes one with its text.
+    """
     inner = error
-    while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
-        inner = inner.exceptions[0]
-    return inner if isinstance(inner, Outcome) else error
+    try:
+        while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
+            inner = inner.exceptions[0]
+        return inner if isinstance(inner, Outcome) else error
+    except Exception:  # noqa: BLE001 - it may be of any kind
+        return RuntimeError(error_text(error))
 
 
 End: TypeAlias = Outcome | BaseException | None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import isfinite
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -47,10 +48,29 @@ def _encode(value: object) -> bytes:
         return bytes(value)
     try:
         if hasattr(value, "model_dump_json"):  # in the form that `model_validate_json` reads
-            return str.encode(value.model_dump_json(by_alias=True, round_trip=True))
-        return _json.encode(value)
+            encoded = str.encode(value.model_dump_json(by_alias=True, round_trip=True))
+        else:
+            encoded = _json.encode(value)
+        wrong = None if b"null" not in encoded else _not_finite(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadPayload("payload", value, f"bytes, or what JSON can hold ({error})") from None
+    if wrong is not None:
+        raise BadPayload(wrong, "NaN or infinity", "what JSON can hold: a finite number")
+    return encoded
+
+
+def _not_finite(value: Any) -> str | None:
+    """The path of a float that an encoder turns into null; None: there is none. O(size)."""
+    left = [(value.model_dump() if hasattr(value, "model_dump") else msgspec.to_builtins(value), "payload")]
+    while left:
+        one, path = left.pop()
+        if isinstance(one, dict):
+            left += [(inner, f"{path}.{name}") for name, inner in one.items()]
+        elif isinstance(one, list | tuple):
+            left += [(inner, f"{path}[{place}]") for place, inner in enumerate(one)]
+        elif isinstance(one, float) and not isfinite(one):
+            return path
+    return None
 
 
 def decoder_for(declared: Any) -> Decode:

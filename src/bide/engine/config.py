@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from types import MappingProxyType
 
 import msgspec
@@ -36,6 +37,9 @@ class Retention(Struct, frozen=True, kw_only=True):
         """The `keep_until` of a task that enters `state` now."""
         length = self.done if state is State.DONE else self.cancelled if state is State.CANCELLED else self.dead
         return min(now + length, LAST_INSTANT) if length else 0
+
+    def not_kept(self, state: State) -> None:
+        """Correct the count: a task with a `keep_until` has not entered `state`."""
 
 
 _DEFAULT = Retention()
@@ -65,6 +69,10 @@ class CappedRetention(Retention, frozen=True, kw_only=True):
         if until:
             kept.append(until)
         return until
+
+    def not_kept(self, state: State) -> None:
+        with suppress(LookupError):
+            self.kept[state].pop()
 
 
 class Retentions:

@@ -162,6 +162,9 @@ class Recurring:
         """
         session, clock = self._client._session, self._client.clock
         wanted = list(tasks)
+        for task in wanted:
+            if type(task) is not NewTask or recurrence_of(task.options) is None:
+                raise BadInput("tasks", task, "tasks made by app.recurring.new(...)")
         answers = [Answer(Result.KEPT)] * len(wanted)
         if not known:
             answers = await session.plural("recur", session.verbs.add(wanted, now=clock.now()))

@@ -27,7 +27,7 @@ from msgspec import Struct, field
 
 from bide.core.answers import Answer
 from bide.core.errors import HAS_TO_BE_AWAITED, NotOpen, PartlyFailed, SetupError
-from bide.core.events import EventKind, event_of
+from bide.core.events import Event, EventKind, event_of
 from bide.core.options import carried_trace
 from bide.core.payloads import fitting, payload_sizes
 from bide.core.records import Cancel, Change, Move, NewTask, Record, Ref, Result
@@ -324,10 +324,17 @@ class Session:
             try:
                 answers = await all_answers(await asked)
             except PartlyFailed as partly:
-                self.note(verb, [one for one in partly.answers if isinstance(one, Answer)], bulk=bulk)
+                await note([one for one in partly.answers if isinstance(one, Answer)])
                 raise
-            self.note(verb, answers, bulk=bulk)
+            await note(answers)
             return answers
+
+        async def note(answers: Sequence[Answer]) -> None:
+            joined = self.joined()
+            if joined is None:
+                self.note(verb, answers, bulk=bulk)
+            elif events := self._events(verb, answers, bulk=bulk):
+                await self.recorder.write(joined, events)
 
         return await noted() if current_caller() is None or self.joined() else await run_to_end(noted())
 
@@ -347,24 +354,27 @@ class Session:
         return await asyncio.shield(asked)
 
     def note(self, verb: str, answers: Sequence[Answer], *, bulk: bool = False) -> None:
-        """Record the changes among `answers` as the caller's, else as the actor's; with neither, record nothing."""
+        """Record the changes among `answers`, which are committed."""
+        for event in self._events(verb, answers, bulk=bulk):
+            self.recorder.note(event)
+
+    def _events(self, verb: str, answers: Sequence[Answer], *, bulk: bool = False) -> list[Event]:
+        """The changes among `answers` as the caller's, else as the actor's; with neither, none."""
         caller = current_caller()
         who = self._actor if caller is None else caller.who
         if who is None:
-            return
+            return []
         if caller is not None and caller.on_change is not None and answers:
             caller.on_change(verb, answers, who)
         new_too = caller is None and not bulk
         now = self._clock.now()
+        events: list[Event] = []
         for answer in answers:
             record = answer.record
             if record is not None and answer.result in _CHANGED and (new_too or answer.result is not Result.CREATED):
                 what, wake_at = f"{verb}: {answer.result.value}", record.wake_at if record.state.live else None
-                event = event_of(record, EventKind.CHANGE, now, who, what, was=answer.was, wake_at=wake_at)
-                if on_this_thread(self.store):  # this thread is not the loop's
-                    self.loop.call_soon_threadsafe(self.recorder.note, event)
-                else:
-                    self.recorder.note(event)
+                events.append(event_of(record, EventKind.CHANGE, now, who, what, was=answer.was, wake_at=wake_at))
+        return events
 
     def _batcher(
         self,

@@ -16,7 +16,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from bide.core.errors import NotOpen, OutcomeUnknown, SetupError
@@ -40,12 +40,15 @@ class _Runs(Protocol[Of_co]):
     def _run(self, verb: Callable[[Of_co], Coroutine[Any, Any, R]], /) -> R: ...
 
 
-def _blocking(verb: Callable[Concatenate[Of, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[_Runs[Of], P], R]:
+def _blocking(
+    verb: Callable[Concatenate[Of, P], Coroutine[Any, Any, R]], run: str = "_run"
+) -> Callable[Concatenate[_Runs[Of], P], R]:
     """The blocking form of a verb, with the same name, arguments, answer and errors."""
 
     @functools.wraps(verb)
     def call(self: _Runs[Of], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._run(lambda one: verb(one, *args, **kwargs))
+        answer: R = getattr(self, run)(lambda one: verb(one, *args, **kwargs))
+        return answer
 
     return call
 
@@ -223,13 +226,18 @@ class SyncClient(SyncVerbs):
         self._threads: dict[int, _LoopThread] = {}
         """Keyed by process id. A forked child must not use its parent's, whose locks may never be released."""
 
-    tally = _blocking(ClientVerbs.tally)
-    events = _blocking(ClientVerbs.events)
+    tally = _blocking(ClientVerbs.tally, "_run_on_loop")
+    events = _blocking(ClientVerbs.events, "_run_on_loop")
 
     def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]], /) -> R:
         with self._call() as (client, loop):
             if on_this_thread(client.store):
                 return run_on_this_thread(verb(client))
+            return _run_on(loop, verb(client))
+
+    def _run_on_loop(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]], /) -> R:
+        """For a verb that joins no transaction, also within a block of `using`."""
+        with self._call() as (client, loop):
             return _run_on(loop, verb(client))
 
     def using(self, connection: object) -> SyncJoinedClient:
@@ -250,15 +258,19 @@ class SyncClient(SyncVerbs):
         if thread is not None:
             thread.close()
 
-    def _call(self) -> AbstractContextManager[tuple[Client, asyncio.AbstractEventLoop]]:
+    @contextmanager
+    def _call(self) -> Iterator[tuple[Client, asyncio.AbstractEventLoop]]:
         """The client to call and its loop, for the duration of a call."""
         if running_loop() is not None:
             raise SetupError("app.sync would block the event loop that runs here; await the verb instead")
         own_loop = self._own.open_in
         if own_loop is not None and own_loop.is_running():
-            return nullcontext((self._own, own_loop))
+            yield self._own, own_loop
+            return
         thread = self._threads.get(os.getpid()) or self._threads.setdefault(os.getpid(), _LoopThread())
-        return thread.call(self._clone)
+        with thread.call(self._clone) as (client, loop):
+            client.config, client.carrier = self._own.config, self._own.carrier  # a later handler has changed them
+            yield client, loop
 
 
 class SyncJoinedClient(SyncVerbs):

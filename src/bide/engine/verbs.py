@@ -76,6 +76,7 @@ _TRIES = 5
 _LARGEST: int = 2**31 - 1
 """The largest page, and the largest number of events, that a caller may ask for."""
 _LAST_TOKEN: Token = 2**63 - 1
+_CANCELLED = (Result.CANCELLED, Result.CANCELLED_WHILE_LEASED)
 
 
 class Pages(Struct):
@@ -235,22 +236,14 @@ class ClientVerbs:
 
     async def schedule_new(self, task: NewTask) -> Answer:
         """Schedule a task made by `new`, batched with concurrent calls. Raises the same errors as `schedule`."""
-        if task.topic in RESERVED_TOPICS:
-            check_topic(task.topic)
-        return await self._session.add(task)
+        return await self._session.add(_checked_new(task))
 
     async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
         """Schedule all of `tasks` (made by `new`) in one store call; answers in order.
 
         Raises the errors of `schedule`, and PartlyFailed with the available answers if part of the store is away.
         """
-        batch = tasks if isinstance(tasks, list) else list(tasks)
-        for task in batch:
-            if type(task) is not NewTask:
-                raise BadInput("tasks", task, "tasks made by app.new(...) or handler.new(...)")
-            if task.topic in RESERVED_TOPICS:
-                check_topic(task.topic)
-        return await self._session.add_many(batch)
+        return await self._session.add_many([_checked_new(task) for task in tasks])
 
     # --- change
 
@@ -286,7 +279,10 @@ class ClientVerbs:
         `cancelled_while_leased` means that a delivery is running: its handler is cancelled when the lease is next
         extended, and no other delivery follows. O(log n).
         """
-        return await self._session.change(self._cancel(topic, key, if_token))
+        asked = self._cancel(topic, key, if_token)
+        answer = await self._session.change(asked)
+        self._count_kept([asked], [answer])
+        return answer
 
     async def redrive(self, topic: str, key: str, *, delay: Length = "0s", if_token: Token | None = None) -> Answer:
         """Send a dead task again, as a new life, after `delay`: `redriven`; its deadline is cleared. O(log n)."""
@@ -299,7 +295,8 @@ class ClientVerbs:
         answers if a part of the store is unavailable.
         """
         most, clock = self.config.max_past, self.clock
-        dues = ((ref_of(ref), due_of(when, grain=clock.grain, now=clock.now)) for ref, when in moves)
+        pairs = (pair_of(move, "moves", "pairs of (topic, key) and a time") for move in moves)
+        dues = ((ref_of(ref), due_of(when, grain=clock.grain, now=clock.now)) for ref, when in pairs)
         return await self._session.change_many([Move(*ref, check_past(due, most, clock)) for ref, due in dues])
 
     async def fire_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
@@ -308,7 +305,7 @@ class ClientVerbs:
 
     async def cancel_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
         """Cancel many tasks, each a pair of topic and key; answers in order. One store call."""
-        return await self._session.change_many([self._cancel(*pair_of(ref), None) for ref in refs])
+        return await self.change_many([self._cancel(*pair_of(ref), None) for ref in refs])
 
     async def redrive_many(self, refs: Iterable[Ref | tuple[str, str]], *, delay: Length = "0s") -> list[Answer]:
         """Send many dead tasks again, each a pair of topic and key; answers in order. One store call."""
@@ -318,7 +315,9 @@ class ClientVerbs:
 
     async def change_many(self, changes: Sequence[Change]) -> list[Answer]:
         """Make changes (from `new_cancel` and the like, all of one verb) in one store call; answers in order."""
-        return await self._session.change_many(changes)
+        answers = await self._session.change_many(changes)
+        self._count_kept(changes, answers)
+        return answers
 
     # --- groups
 
@@ -384,7 +383,9 @@ class ClientVerbs:
 
     def _actor_or(self, who: str | None) -> str | None:
         caller = current_caller()
-        return who or (self.actor if caller is None else caller.who)
+        if who is not None:
+            return check_name("who", who)
+        return self.actor if caller is None else caller.who
 
     async def _reread_pauses(self) -> None:
         if self._session.joined() is None:  # otherwise the change is not committed yet
@@ -448,7 +449,8 @@ class ClientVerbs:
         """Count tasks by (topic, state); with `edges` (lengths from now, or instants), also the tasks due between them.
 
         If counting has a cost, each such interval is counted up to `upto` tasks (see `Store.tally`). With `topics` only
-        these are counted. Raises BadInput, StoreError.
+        these are counted. Inside a transaction of the caller's it still counts what is committed, without the changes
+        of that transaction. Raises BadInput, StoreError.
         """
         now = self.clock.now()
         wanted = None if edges is None else [due_of(edge, "edges", now=self.clock.now).resolve(now) for edge in edges]
@@ -465,7 +467,8 @@ class ClientVerbs:
         ref = None if topic is None and key is None else Ref(check_topic(topic), check_name("key", key))
         whole_number("limit", limit, 0, _LARGEST)
         log = self._session.store.features.events
-        await self._session.recorder.flush()
+        if self._session.joined() is None:  # otherwise it may wait for the locks of the caller's own transaction
+            await self._session.recorder.flush()
         return [] if log is None else await log.events(ref, limit=limit)
 
     async def _over_group(self, group: str, topic: str | None, make: Callable[[Record], Change]) -> list[Answer]:
@@ -476,8 +479,7 @@ class ClientVerbs:
         check_name("group", group)
         if topic is not None:
             check_topic(topic)
-        session = self._session
-        verbs = session.verbs
+        verbs = self._session.verbs
         answers: list[Answer] = []
         cursor: str | None = None
         try:
@@ -489,7 +491,7 @@ class ClientVerbs:
                     if not live:
                         break
                     stale: list[Ref] = []
-                    for answer in await session.change_many([make(record) for record in live]):
+                    for answer in await self.change_many([make(record) for record in live]):
                         if answer.result is Result.STALE_TOKEN and answer.record is not None and again:
                             stale.append(answer.record.ref)
                         else:
@@ -503,6 +505,12 @@ class ClientVerbs:
             if not answers:
                 raise
             raise PartlyFailed([*answers, *(error.answers if isinstance(error, PartlyFailed) else [error])]) from error
+
+    def _count_kept(self, changes: Sequence[Change], answers: Sequence[Answer]) -> None:
+        """Of the tasks to be cancelled, which the retention has counted, count only those that are."""
+        for asked, answer in zip(changes, answers, strict=True):
+            if type(asked) is Cancel and asked.keep_until and answer.result not in _CANCELLED:
+                self.config.retentions.of(asked.topic).not_kept(State.CANCELLED)
 
     def _cancel(self, topic: str, key: str, if_token: Token | None) -> Cancel:
         return new_cancel(topic, key, if_token=if_token, config=self.config, clock=self.clock)
@@ -551,21 +559,29 @@ def check_token(if_token: object) -> Token | None:
     return None if if_token is None else whole_number("if_token", if_token, 0, _LAST_TOKEN)
 
 
-def one_of(choices: Mapping[str, Chosen], choice: str, field: str) -> Chosen:
+def one_of(choices: Mapping[str, Chosen], choice: object, field: str) -> Chosen:
     """The choice that a word names. Raises BadInput."""
-    found = choices.get(choice)
+    found = choices.get(choice) if isinstance(choice, str) else None
     if found is None:
         raise BadInput(field, choice, f"one of {', '.join(choices)}")
     return found
 
 
-def pair_of(ref: Ref | tuple[str, str]) -> tuple[str, str]:
-    """A (topic, key) pair, its names not checked yet."""
+def pair_of(pair: Any, field: str = "refs", accepted: str = "pairs of (topic, key)") -> tuple[Any, Any]:
+    """A pair, such as (topic, key), its parts not checked yet. Raises BadInput."""
     try:
-        topic, key = ref
+        first, second = pair
     except (TypeError, ValueError):
-        raise BadInput("refs", ref, "pairs of (topic, key)") from None
-    return topic, key
+        raise BadInput(field, pair, accepted) from None
+    return first, second
+
+
+def _checked_new(task: NewTask) -> NewTask:
+    if type(task) is not NewTask:
+        raise BadInput("tasks", task, "tasks made by app.new(...) or handler.new(...)")
+    if task.topic in RESERVED_TOPICS:
+        check_topic(task.topic)
+    return task
 
 
 def ref_of(ref: Ref | tuple[str, str]) -> Ref:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreError
+from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement
 
@@ -82,6 +83,10 @@ class Joined(Verbs, Protocol):
     async def change(self, changes: Sequence[Change], *, now: Millis) -> Sequence[Answer]: ...
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> Sequence[bool]: ...
+
+    async def record(self, events: Sequence[Event]) -> None:
+        """Append to the event log, if the store has one."""
+        ...
 
     @property
     def connection(self) -> Any:

@@ -265,7 +265,7 @@ class Request:
         self.method: str = scope["method"]
         self.path: bytes = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
         self.raw_query: bytes = scope["query_string"]
-        """The query after the question mark, as it was sent."""
+        """The query after the question mark, as it was sent; an empty one is `?`."""
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         if len(self.headers) != len(scope["headers"]):
             for name in (b"if-match", b"if-none-match"):
@@ -372,7 +372,7 @@ class Request:
 
     def query(self, known: tuple[str, ...]) -> dict[str, str]:
         """The query parameters, each at most once. Raises Problem for an unknown one."""
-        query = self.raw_query
+        query = b"" if self.raw_query == b"?" and not self.segments else self.raw_query
         try:
             _check_percents(query)
             pairs = parse_qsl(
@@ -500,6 +500,8 @@ class BoundedHeads(HttpToolsProtocol):
             self._too_large = True
             raise ValueError("too large")  # the parser turns this into a bad request
         super().on_headers_complete()
+        if self.url.endswith(b"?"):  # an empty query, which the parser cannot tell from none
+            self.scope["query_string"] = b"?"
         self._size = 0
 
     def on_body(self, body: bytes) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import CoroutineType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from bide.core.errors import BadPayload, SetupError
 from bide.core.outcomes import Dead, Outcome
@@ -96,12 +96,15 @@ def declared_payload(function: Function, names: Mapping[str, Any] | None = None)
     if not (inspect.isroutine(annotated) or hasattr(annotated, "__wrapped__")):
         annotated = type(annotated).__call__
     try:
-        hints = get_type_hints(annotated, localns=dict(names or {}))
+        hints = get_type_hints(annotated, localns=dict(names or {}), include_extras=True)
     except NameError as error:
         raise SetupError(f"handler {name}: its annotation cannot be resolved ({error})") from None
     hint = hints.get(parameters[0].name, Any)
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
     if hint is Any or hint is Task:
         return Any
     if get_origin(hint) is Task:
-        return get_args(hint)[0]
+        declared = get_args(hint)[0]
+        return bytes if getattr(declared, "__origin__", None) is bytes else declared
     raise SetupError(f"handler {name}: its argument is a Task or Task[YourType], not {hint!r}")

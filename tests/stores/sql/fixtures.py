@@ -34,7 +34,7 @@ class Shop:
     def __init__(self, database: Database, url: str) -> None:
         self.database = database
         self.url = url
-        self.app = Bide(url, keep_done="0s", keep_cancelled="0s")
+        self.app = Bide(url, actor="ann", keep_done="0s", keep_cancelled="0s")
         self.others = Bide(url, keep_done="0s", keep_cancelled="0s")
         self.orders = database.beside(url, "orders")
 

@@ -52,6 +52,7 @@ async def test_a_commit_brings_both(shop: Shop, caller: Caller) -> None:
     assert (await shop.rows(), await shop.keys()) == (0, []), "nobody else sees either"
     await caller.commit()
     assert (await shop.rows(), await shop.keys()) == (1, ["1"])
+    assert [event.who for event in await shop.others.events("order.close", "1")] == ["ann"]
 
 
 @of_each_kind
@@ -66,6 +67,7 @@ async def test_a_rollback_takes_both_back(shop: Shop, caller: Caller) -> None:
     after = await shop.others.get("order.close", "old")
     assert after is not None
     assert after.record == before
+    assert await shop.others.events() == []
 
 
 @of_each_kind

@@ -262,9 +262,7 @@ def RRule(text: str, *, start: When | None = None, zone: str = "UTC", **bounds: 
 
 def At(*instants: When | Iterable[When], start: When | None = None, **bounds: Unpack[Bounds]) -> AtRule:  # noqa: N802
     """A rule of up to 4,000 instants, which are given one by one or as a list. Raises BadInput."""
-    given = [
-        one for some in instants for one in ([some] if isinstance(some, str | datetime) else islice(some, _MOST + 1))
-    ]
+    given = [one for some in instants for one in _each(some, "at")]
     if not 0 < len(given) <= _MOST:
         raise BadInput("at", f"{len(given)} instants", f"1 to {_MOST:,} instants")
     at = tuple(sorted({instant(one) for one in given}))
@@ -282,12 +280,24 @@ def rule_of(text: str, *, zone: str = "UTC", start: When | None = None, **bounds
     return make(text, zone=zone, start=start, **bounds)
 
 
+def _each(given: object, field: str) -> list[Any]:
+    """The values that were given, one or several; not all if they are too many. Raises BadInput."""
+    if isinstance(given, str | date):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise BadInput(field, given, f"one or several {'dates' if field == 'except_on' else 'instants'}")
+    return list(islice(given, _MOST + 1))
+
+
 def _bounds(
-    zone: str, *, start: When | None, until: When | None = None, times: int | None = None, jitter: Length | None = None,
-    except_on: Iterable[date | str] | None = None, on_gap: OnGap | None = None, on_repeat: OnRepeat | None = None,
+    zone: str, /, *, start: When | None, until: When | None = None, times: int | None = None,
+    jitter: Length | None = None, except_on: Iterable[date | str] | None = None, on_gap: OnGap | None = None,
+    on_repeat: OnRepeat | None = None, **unknown: object,
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of the bounds, each checked by itself."""
-    days = [except_on] if isinstance(except_on, str | date) else list(islice(except_on or (), _MOST + 1))
+    for field, value in unknown.items():
+        raise BadInput(field, value, f"start, {', '.join(Bounds.__annotations__)} to this rule")
+    days = [] if except_on is None else _each(except_on, "except_on")
     late = 0 if jitter is None else duration(jitter, field="jitter")
     for good, field, value, wanted in (
         (times is None or (type(times) is int and 1 <= times <= 100_000), "times", times, "1 to 100,000"),

@@ -234,7 +234,7 @@ async def _each(verb: Awaitable[Sequence[Got | Pending[Got]]]) -> Sequence[objec
 
 def _on_behalf(caller: Caller, who: str | None) -> str:
     """The name to record: the caller, and the name given by the caller."""
-    return caller.name if who is None else f"{caller.name}/{who}"
+    return caller.name if who is None else f"{caller.name}/{who}".encode()[:LONGEST_NAME].decode(errors="ignore")
 
 
 def _that_fit(records: Iterable[Record | None]) -> int:

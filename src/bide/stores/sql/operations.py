@@ -18,7 +18,10 @@ import msgspec
 from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreError
+from bide.core.events import Event
 from bide.core.instants import Millis
+from bide.core.names import storable
+from bide.core.payloads import AT_ONCE
 from bide.core.records import Change, Move, NewTask, Record, Settlement, State, Token, Topic
 from bide.stores.batches import Named, earliest, rounds
 from bide.stores.sql.journaled_connection import OnLocked, Repeated, RowLocked, Runs
@@ -42,6 +45,17 @@ def unpack_topics(packed: bytes) -> list[Topic]:
         return _decode_topics(packed)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError):
         return []
+
+
+async def insert_events(call: Any, events: Sequence[Event]) -> None:
+    """Append to the event log."""
+    for start in range(0, len(events), AT_ONCE):
+        lines = [
+            (one.at, one.topic, one.key, one.id, one.kind.value, one.attempt, one.who and storable(one.who),
+             storable(one.what), one.was, one.wake_at)
+            for one in events[start : start + AT_ONCE]
+        ]  # fmt: skip
+        await call.ask("insert_events", **call.lines(lines))
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed, StoreError, StoreUnavailable
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
-from bide.core.names import storable
 from bide.core.payloads import slices
 from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.core.table_source import TableSource
@@ -35,6 +34,7 @@ from bide.stores.server import ServerStore, ServerTime, WhichClock
 from bide.stores.sql.dialect import Dialect
 from bide.stores.sql.journaled_connection import Ask, LockedRows, RowLocked, is_among
 from bide.stores.sql.leasing import POLL, Leasing
+from bide.stores.sql.operations import insert_events
 from bide.stores.sql.reading import ServerReads, find, in_snapshot, tally_all
 from bide.stores.sql.schema import SqlSchema
 from bide.stores.sql.transactions import ConnectionState, JoinedVerbs, OwnTransactions
@@ -311,9 +311,14 @@ class SqlStore(ServerStore[Runtime]):
     async def purge(self, *, now: Millis, limit: int) -> int:
         runtime = self._open()
         settling = runtime.connections["settle"]
-        purged = await runtime.purge(settling, runtime.now(now), limit)
         ours = [connection.name for connection in runtime.connections.values()]
-        await settling.repeat(lambda call: runtime.operations.forget_callers(call, ours))
+
+        async def rest(call: Any) -> None:
+            await runtime.operations.forget_callers(call, ours)
+            await self._trim_events(call)
+
+        purged = await runtime.purge(settling, runtime.now(now), limit)
+        await settling.repeat(rest)
         return purged
 
     # --- reads
@@ -385,22 +390,19 @@ class SqlStore(ServerStore[Runtime]):
 
     async def record(self, events: Sequence[Event]) -> None:
         """Append to the log. Once the log exceeds its maximum by a tenth it is trimmed, so most calls only append."""
-        runtime, kept = self._open(), self._events_kept
-        if not events:
-            return
-        lines = [
-            (one.at, one.topic, one.key, one.id, one.kind.value, one.attempt, one.who and storable(one.who),
-             storable(one.what), one.was, one.wake_at)
-            for one in events[-kept:]
-        ]  # fmt: skip
 
         async def work(call: Any) -> None:
-            await call.ask("insert_events", **call.lines(lines))
-            [(first, last)] = await call.ask("event_span")
-            if last - first >= kept + kept // 10:
-                await call.ask("trim_events", line=int(last) - kept)
+            await insert_events(call, events[-self._events_kept :])
+            await self._trim_events(call)
 
-        await runtime.connections["settle"].repeat(work)
+        if events:
+            await self._open().connections["settle"].repeat(work)
+
+    async def _trim_events(self, call: Any) -> None:
+        kept = self._events_kept
+        [(first, last)] = await call.ask("event_span")
+        if last - first >= kept + kept // 10:
+            await call.ask("trim_events", line=int(last) - kept)
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
         """The newest events first, at most as many as the log keeps."""

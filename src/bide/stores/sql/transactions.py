@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError, OutcomeUnknown, SetupError, StoreUnavailable
+from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.payloads import slices
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
@@ -32,6 +33,7 @@ from bide.stores.batches import merge_earliest
 from bide.stores.driver_adapters import ConnectionSource, Driver, on_a_loop, pause
 from bide.stores.resending import Lost, NotSent, Resending
 from bide.stores.sql.dialect import Dialect, LockTimeout, TransactionConflict, plain
+from bide.stores.sql.operations import insert_events
 from bide.stores.sql.reading import find
 
 T = TypeVar("T")
@@ -100,6 +102,10 @@ class JoinedVerbs(ABC):
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
         return await self._write("settle", outcomes, now)
+
+    async def record(self, events: Sequence[Event]) -> None:
+        """Append to the event log; a purge trims it, since a trim here would lock lines until the commit."""
+        await self._savepoint(lambda call: insert_events(call, events))
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
         async def work(call: Any) -> list[Record | None]:

@@ -116,7 +116,7 @@ class OpenFile:
             self.notifier = Notifier(path, settings.watch, writing, shared.lock)
             self._closing.callback(self.notifier.close)
             self.transactions = Transactions(
-                path, shared, self.reserve, self.notifier, settings.fault, committed, pages
+                path, shared, self.reserve, self.notifier, settings.fault, committed, pages, settings.events_kept
             )
             self._closing.callback(self.transactions.close)
             self.writer = Writer(

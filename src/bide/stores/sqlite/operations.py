@@ -13,6 +13,7 @@ import logging
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple
@@ -372,6 +373,8 @@ def purge(work: UnitOfWork, now: Millis, limit: int) -> int:
 class Verbs(ABC):
     """The verbs that a store and a transaction on its file have in common."""
 
+    _events_kept: int
+
     @abstractmethod
     async def _write(self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: bool = False) -> list[T]:
         """Run a verb unless `asked` is empty. `adding`: check first that there is room for these tasks."""
@@ -387,6 +390,9 @@ class Verbs(ABC):
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
         return await self._write(settle, outcomes, now)
+
+    async def record(self, events: Sequence[Event]) -> None:
+        await self._write(partial(record, kept=self._events_kept), events, 0)
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
         return await self._read(get_tasks, refs)
@@ -449,7 +455,7 @@ class _Writes:
 _log = logging.getLogger("bide.sqlite")
 
 
-def record(work: UnitOfWork, events: Sequence[Event], kept: int) -> None:
+def record(work: UnitOfWork, events: Sequence[Event], now: Millis, kept: int) -> list[None]:
     """Append to the log. It is trimmed to `kept` lines once it is a tenth longer, so most calls only append."""
     rows = [
         (one.topic, one.key, one.at, one.id, one.kind.value, one.attempt, one.who, one.what, one.was, one.wake_at)
@@ -459,6 +465,7 @@ def record(work: UnitOfWork, events: Sequence[Event], kept: int) -> None:
     first, last = work.one(QUERIES["event_span"])
     if last - first >= kept + kept // 10:
         work.cursor.execute(QUERIES["trim_events"], (last - kept,))
+    return []
 
 
 def events(cursor: sqlite3.Cursor, ref: Ref | None, limit: int, kept: int) -> list[Event]:

@@ -63,6 +63,7 @@ class SqliteStore(Verbs):
             watch=watch,
             fault=fault,
         )
+        self._events_kept = events_kept
         self._database: OpenFile | None = None
 
     def __repr__(self) -> str:
@@ -213,9 +214,5 @@ class SqliteStore(Verbs):
 
     # features.events
 
-    async def record(self, events: Sequence[Event]) -> None:
-        if events:
-            await self._open().writer.submit(operations.record, events, self._settings.events_kept)
-
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
-        return await self._read(operations.events, ref, limit, self._settings.events_kept)
+        return await self._read(operations.events, ref, limit, self._events_kept)

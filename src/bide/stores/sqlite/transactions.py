@@ -55,6 +55,7 @@ class JoinedVerbs(Verbs):
         self._file = file
         self._writer = writer
         self._path = file.path
+        self._events_kept = file.events_kept
         self.wakes: dict[Topic, Millis] = {}
         """The earlier wakes of this transaction; listeners are notified after the commit."""
 
@@ -234,6 +235,7 @@ class Transactions(Struct, eq=False):
     committed: Callable[[int], None] | None
     """Called after each commit with the number of rows."""
     checkpoint_pages: int
+    events_kept: int
     _guard: threading.Lock = field(default_factory=threading.Lock)
     _threads: dict[asyncio.AbstractEventLoop, TransactionThread] = field(default_factory=dict)
 

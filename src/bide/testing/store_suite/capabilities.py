@@ -293,6 +293,16 @@ class Joining(SuiteBase):
             await until(lambda: ("t", NOW + SECOND) in heard, "notice of the committed task")
 
     @pytest.mark.parametrize("fails", [False, True], ids=["commit", "rollback"])
+    async def test_an_event_shares_the_fate_of_the_transaction(
+        self, store: Store, joins: JoinsTransaction, *, fails: bool
+    ) -> None:
+        event = _event("k", NOW)
+        async with _failing(joins.transaction()) if fails else joins.transaction() as joined:
+            await joined.record([event])
+        log = store.features.events
+        assert log is None or await log.events() == ([] if fails else [event])
+
+    @pytest.mark.parametrize("fails", [False, True], ids=["commit", "rollback"])
     async def test_the_callers_own_rows_share_the_fate_of_the_tasks(
         self, store: Store, joins: JoinsTransaction, tmp_path: Path, *, fails: bool
     ) -> None:
