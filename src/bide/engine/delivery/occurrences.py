@@ -102,8 +102,7 @@ class Refusal(NamedTuple):
 def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
     """The end of a leased occurrence that is too old to run, or runs as a task of its own; None: deliver it.
 
-    An occurrence whose delivery failed or was lost is delivered again, whatever its age. One that was deferred counts
-    as not begun.
+    An occurrence whose delivery failed or was lost is delivered again at any age. A deferred one counts as not begun.
     """
     recurrence = recurrence_of(record.options)
     if recurrence is None:

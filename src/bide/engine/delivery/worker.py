@@ -175,8 +175,7 @@ class Worker(LeaseLoop):
     async def until_empty(self) -> None:
         """Wait until this worker's topics and tables have nothing waiting, or leased by any worker.
 
-        The end of another worker's delivery is noticed at most the longest sleep later. Raises RuntimeError if this
-        worker stops first.
+        The end of another worker's delivery is noticed at most the longest sleep later. Raises RuntimeError on a stop.
         """
         fired = -1
         while fired != self._rows_fired:
