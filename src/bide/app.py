@@ -193,9 +193,8 @@ class Bide(Client):
         return register
 
     def route(self, topic: str, sink: Sink, *, concurrency: int | None = None, **how: Unpack[RouteOptions]) -> None:
-        """Send the deliveries of `topic` to `sink`, an object with `async deliver(task)`. Options and errors are those
-        of `handler`.
-        """
+        """Send the deliveries of `topic` to `sink`, an object with `async deliver(task)`. Options and errors: see
+        `handler`."""
         route = self._route_of(topic, concurrency, how, "app.route")
         route(sink, concurrency or self.settings.topic_concurrency)
 

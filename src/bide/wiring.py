@@ -74,8 +74,7 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
 
 
 def address_of(url: str) -> Any:
-    """The address of a server, read from its URL as its store does, for a plain driver's connection. Raises BadInput,
-    MissingExtra."""
+    """The address of a server, read from its URL, for a plain driver. Raises BadInput, MissingExtra."""
     scheme = _parts(url, "store", _ACCEPTED).scheme
     if scheme in _REDIS:
         with _Extra("redis", f"{scheme}:", "redis", "hiredis"):
@@ -127,8 +126,7 @@ def webhook_post(**options: Any) -> WebhookPost:
 
 
 def sink_at(url: str, field: str) -> Sink:
-    """The sink from the distribution that provides the scheme of `url` (`bide.extensions`). Raises BadInput,
-    SetupError."""
+    """The sink of the distribution with the scheme of `url` (`bide.extensions`). Raises BadInput, SetupError."""
     others = extensions.installed(extensions.SINKS)
     scheme = url.partition(":")[0]
     if scheme not in others:

@@ -106,8 +106,7 @@ def check_instant(millis: Millis, *, field: str, value: object = None) -> Millis
 def as_datetime(millis: Millis) -> datetime:
     """The aware UTC datetime of an instant, computed exactly without floats.
 
-    An out-of-range instant, which only a damaged row has, becomes the nearest datetime, so that the other rows can
-    still be shown.
+    An out-of-range instant, which only a damaged row has, becomes the nearest datetime, so that it can be shown.
     """
     try:
         return _EPOCH + timedelta(milliseconds=millis)

@@ -253,8 +253,7 @@ def _born_again(old: Record, id: str, due_at: Millis, now: Millis, token: Token)
 def _ended(
     old: Record, to: State, token: Token, now: Millis, keep_until: Millis, error: str | None, failures: int
 ) -> Record:
-    """End `old`. Its `wake_at` is free for reuse: for a leased task it becomes the start of the delivery (see
-    `started_at`)."""
+    """End `old`. Its `wake_at` is free: for a leased task it becomes the start of the delivery (see `started_at`)."""
     wake_at = min(old.token // 1000, now) if old.state is State.LEASED else old.wake_at
     return replace(
         old, state=to, wake_at=wake_at, failures=failures, token=token, error=error, finished_at=now,

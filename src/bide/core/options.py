@@ -29,7 +29,6 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     retry: RetryPolicy | None = None
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     recurrence: Recurrence | None = None
-    """The rule and the policies of a recurring task."""
     occurrence: Millis | None = None
     """For an occurrence that is a separate task: its nominal instant."""
 
@@ -44,8 +43,7 @@ def encode_options(
 ) -> bytes:
     """The bytes for `NewTask.options`. Raises BadInput for headers or a policy that are not short.
 
-    The trace headers in `trace` are added; the caller's own headers take precedence. If there is no room for the trace,
-    it is dropped and the task is still accepted.
+    The trace headers in `trace` are added; the caller's own headers take precedence. A trace without room is dropped.
     """
     if trace:
         with suppress(BadInput, TypeError):

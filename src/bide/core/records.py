@@ -192,8 +192,7 @@ class Settlement(Struct, frozen=True, gc=False):
     """For DEAD: count a failure, since the last delivery failed. A task can die without one, as by its deadline."""
     counts_as: OutcomeKind | None = None
     """The kind that an outcome of a recurring task counts as, if not as `outcome`: DEAD for an occurrence that died,
-    DEFER for one that was too old to run. The rule goes on, so the store records DONE with a next life. Stores ignore
-    it."""
+    DEFER for one that was too old to run. The store records DONE with a next life, and ignores this."""
     dropped: int = 0
     """The occurrences that did not run before `next_at`, for the log; stores ignore it."""
     dropped_why: str | None = None

@@ -48,16 +48,15 @@ async def repeat(
     if first_after:
         await asyncio.sleep(first_after)
     while True:
+        pause = again
         try:
             await once()
+            pause = every
         except StoreError as error:
             log.warning("%s failed, trying again in %g s: %s", what, again, error)
-            await asyncio.sleep(again)
         except Exception:
             log.exception("a defect stopped %s; trying again in %g s", what, again)
-            await asyncio.sleep(again)
-        else:
-            await asyncio.sleep(every)
+        await asyncio.sleep(pause)
 
 
 async def run_to_end(verb: Coroutine[Any, Any, T]) -> T:

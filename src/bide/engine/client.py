@@ -102,8 +102,7 @@ class Client(_EveryVerb):
 
         `await app.using(connection).schedule(...)`, or `async with app.using(connection):` around verbs of the app and
         of its handlers. Raises BadInput for a connection that the store cannot join; so does the first verb, which
-        checks that the connection is to the store's own database. Raises SetupError for a store that cannot share a
-        database.
+        checks that the connection is to the store's own database. Raises SetupError if the store cannot share one.
         """
         return JoinedClient(self, connection)
 
@@ -111,8 +110,7 @@ class Client(_EveryVerb):
 class JoinedClient(_EveryVerb):
     """Every verb of the app, in the connection's current transaction. The caller began it and commits it.
 
-    As `async with app.using(connection):` it applies to every verb of the app and of its handlers that is awaited
-    within the block. It opens and closes nothing.
+    As `async with app.using(connection):` it applies to every verb of the app and its handlers within the block.
     """
 
     def __init__(self, client: Client, connection: object) -> None:

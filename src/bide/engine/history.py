@@ -4,8 +4,7 @@
 seconds, if there is something new, it adds its counts to a row of the current minute in the store. So a reader sees all
 processes, including those that have ended, and an idle process writes nothing. A minute has at most eight rows, which
 any number of processes share, and a row is kept for a day. A lost row leaves a gap in a chart and never costs a task:
-while the store is unavailable or full, the counts wait for a later write. If the answer to a write is lost, its counts
-may be added twice.
+while the store is unavailable or full, the counts wait for a later write. A lost answer may add counts twice.
 
 Lateness is counted in buckets that grow with it, each an eighth of its octave wide (as in HdrHistogram). They separate
 16 ms from 18 ms, but not 16 s from 16.5 s; the error of a quantile is at most 12.5 %.

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Never, TypedDict
+from typing import Any, TypedDict, Unpack
 
 from msgspec.structs import replace
 
@@ -29,7 +29,7 @@ from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
 from bide.engine.delivery.occurrences import NO_TOKEN, own_task
 from bide.engine.session import Session
-from bide.engine.verbs import ClientVerbs, one_of, refuse_unknown
+from bide.engine.verbs import ClientVerbs, one_of, refuse_unknown, whole_number
 
 _log = logging.getLogger("bide.recurring")
 LONGEST_KEY = 175
@@ -46,12 +46,6 @@ _OVERLAPS = {choice.value: choice for choice in Overlap}
 
 class RuleEnded(BadInput):
     """A rule has no future instant."""
-
-    def __init__(self, rule: Rule) -> None:
-        super().__init__("rule", rule.words, "a rule with a future instant")
-
-    def __reduce__(self) -> Any:
-        return BadInput, (self.field, self.value, self.accepted)
 
 
 class RecurrenceOptions(TypedDict, total=False):
@@ -86,56 +80,43 @@ class Recurring:
         self._client = client
 
     def new(
-        self,
-        topic: str,
-        rule: Rule,
-        payload: object = None,
-        *,
-        key: str | None = None,
-        group: str | None = None,
-        catch_up: str = "latest",
-        window: Length | None = None,
-        most: int = MOST,
-        overlap: str = "skip",
-        deadline: Length | None = None,
-        end_when_dead: bool = False,
-        retry: RetryPolicy | str | None = None,
-        headers: Mapping[str, str] | None = None,
-        declared: bool = False,
-        **unknown: Never,
-    ) -> NewTask:
+        self, topic: str, rule: Rule, payload: object = None, *, declared: bool = False,
+        **options: Unpack[RecurrenceOptions],
+    ) -> NewTask:  # fmt: skip
         """Make the task that `add` would add, for `add_many`. The arguments are those of `add`. No I/O."""
-        check_options(unknown, "an option of app.recurring.add")
+        check_options(options, "an option of app.recurring.add")
         client = self._client
-        topic, key = _ref(topic, key)
+        topic, key = _ref(topic, options.get("key"))
+        most = whole_number("most", options.get("most", MOST), 1, MOST_BACKFILLED)
+        end_when_dead, group, retry = options.get("end_when_dead", False), options.get("group"), options.get("retry")
+        window, deadline = options.get("window"), options.get("deadline")
         if not isinstance(rule, Rule):
             raise BadInput("rule", rule, "a rule: Cron(...), Every(...), RRule(...) or At(...)")
-        if type(most) is not int or not 1 <= most <= MOST_BACKFILLED:
-            raise BadInput("most", most, f"a whole number from 1 to {MOST_BACKFILLED:,}")
         if type(end_when_dead) is not bool:
             raise BadInput("end_when_dead", end_when_dead, "True or False")
         recurrence = Recurrence(
-            rule=rule, catch_up=one_of(_CATCH_UPS, catch_up, "catch_up"),
-            overlap=one_of(_OVERLAPS, overlap, "overlap"), most=most,
+            rule=rule, catch_up=one_of(_CATCH_UPS, options.get("catch_up", "latest"), "catch_up"),
+            overlap=one_of(_OVERLAPS, options.get("overlap", "skip"), "overlap"), most=most,
             window=None if window is None else duration(window, field="window"),
             deadline=None if deadline is None else duration(deadline, field="deadline"),
             end_when_dead=end_when_dead, declared=declared,
         )  # fmt: skip
         first = recurrence.first(client.clock.now(), key)
         if first is None:
-            raise RuleEnded(rule)
+            raise RuleEnded("rule", rule.words, "a rule with a future instant")
         if not isinstance(payload, bytes):
             client._check_payload(topic, payload)
-        options = encode_options(None if retry is None else policy(retry), headers)
+        own = encode_options(None if retry is None else policy(retry), options.get("headers"))
         return NewTask(
             topic, key, new_id(), At(first), encode_payload(payload, client.config.payload_limit),
-            None if group is None else check_name("group", group), with_recurrence(options, recurrence),
+            None if group is None else check_name("group", group), with_recurrence(own, recurrence),
             if_token=NO_TOKEN,
         )  # fmt: skip
 
     async def add(
-        self, /, topic: str, rule: Rule, payload: object = None, *, declared: bool = False, **options: Any
-    ) -> Answer:
+        self, /, topic: str, rule: Rule, payload: object = None, *, declared: bool = False,
+        **options: Unpack[RecurrenceOptions],
+    ) -> Answer:  # fmt: skip
         """Make a task of `topic` recur by `rule`: `created`, `kept` if nothing changed, `replaced` otherwise.
 
         A change moves the next occurrence. One that is already due still runs, and one that has begun goes on: then

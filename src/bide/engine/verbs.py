@@ -429,8 +429,7 @@ class ClientVerbs:
     async def find_page(self, where: Filter, page: Page) -> Found:
         """One page of the tasks that match `where`. Raises StoreError, and BadInput for a foreign cursor.
 
-        Tasks whose retention has just passed are left out, so a page may be shorter than `page.limit` without being the
-        last. The last page has no cursor.
+        Tasks whose retention has just passed are left out, so any page may be short. The last page has no cursor.
         """
         if where.topic is not None:
             check_topic(where.topic)

@@ -71,8 +71,7 @@ async def final_result(result: Any) -> Any:
 async def call_in_thread(threads: Executor | None, function: Callable[[Given], Got], given: Given) -> Got:
     """Call it in a thread. A thread cannot be stopped, so even a cancelled call waits for its end.
 
-    `threads`: None for those of the loop. Raises what it raises; RuntimeError for a KeyboardInterrupt, which interrupts
-    nothing there.
+    `threads`: None for those of the loop. Raises what it raises, and RuntimeError for its KeyboardInterrupt.
     """
 
     def call() -> tuple[Got, None] | tuple[None, BaseException]:

@@ -178,8 +178,7 @@ class Partitioned(Protocol):
     def part_of(self, topic: Topic, key: str) -> int:
         """The number of a task's part. Tasks of one part are sent in one batch, and no other tasks wait for them.
 
-        One batch of each part is in flight at a time. So with several parts, the caller prepares one batch while the
-        store processes another.
+        One batch of each part is in flight at a time. So the caller prepares one while the store processes another.
         """
         ...
 

@@ -141,7 +141,7 @@ async def test_the_index_of_topics_heals(store: RedisStore, back_door: BackDoor)
     """It is only a copy of the heads: a worker checks some entries with each reading, in turn."""
     topics = [f"{number}" for number in range(20)]
     await put(store, *(new("one", topic=topic) for topic in topics))
-    back_door.client.execute_command("DEL", back_door.layout.topics(0))
+    back_door.client.execute_command("DEL", back_door.layout.topics[0])
     found: set[str] = set()
     for _ in range(3):
         leased = await store.lease(dict.fromkeys(topics, 1), now=NOW, until=NOW + LEASE, holder="w")

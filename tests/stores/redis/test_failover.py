@@ -315,7 +315,7 @@ async def test_what_is_told_while_it_subscribes_does_not_end_it(shared_url: str,
 def telling(store: RedisStore, shard: int) -> tuple[str, str]:
     """The command, and the channel on which wakes of `shard` are told."""
     opened = store._open()
-    sharded = opened.server.cluster and opened.server.shards_channels
+    sharded = opened.server.cluster and opened.server.is_modern
     channel = opened.layout.wake_channel(shard if sharded else None)
     return "SPUBLISH" if sharded else "PUBLISH", channel.decode()
 

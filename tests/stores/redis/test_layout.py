@@ -32,7 +32,7 @@ def test_the_keys_of_a_shard_share_a_slot() -> None:
         keys = [*layout.fixed(shard, b"caller"), *layout.topic(shard, "a{b}c"), layout.wake_channel(shard)]
         assert len({key_slot(key) for key in keys}) == 1
         assert len(set(keys)) == len(keys)
-    assert len({key_slot(layout.counts(shard)) for shard in range(16)}) > 10, "and the shards are spread"
+    assert len({key_slot(layout.counts[shard]) for shard in range(16)}) > 10, "and the shards are spread"
 
 
 def test_the_shard_of_a_task_never_changes() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from functools import lru_cache
 from itertools import product
 
@@ -55,7 +55,7 @@ def read_rrule(text: object) -> tuple[str, Millis | None, str | None, Millis | N
         if is_utc:
             until = at
             del parts["UNTIL"]
-    return _joined(parts), begin, zone, until
+    return ";".join(f"{name}={value}" for name, value in parts.items()), begin, zone, until
 
 
 def _refusal(text: object, wanted: str) -> BadInput:
@@ -70,11 +70,7 @@ def _stamp(stamp: str, text: object, *, ends: bool = False) -> tuple[Millis, boo
         moment = datetime.strptime(f"{found[1]}{found[2] or '000000'}+0000", "%Y%m%d%H%M%S%z")
     except ValueError:
         raise _refusal(text, "times such as 20300131T080000, of UTC with a Z after them") from None
-    return _local(moment) + (DAY - 1 if ends and found[2] is None else 0), found[3] == "Z"
-
-
-def _joined(parts: dict[str, str]) -> str:
-    return ";".join(f"{name}={value}" for name, value in parts.items())
+    return int(moment.timestamp()) * 1000 + (DAY - 1 if ends and found[2] is None else 0), found[3] == "Z"
 
 
 def _parts(rule: str, text: object) -> dict[str, str]:
@@ -135,6 +131,7 @@ class RRuleTimes:
         days = filter(None, map(_DAY.fullmatch, parts.get("BYDAY", "").split(",")))
         self._weekdays = {(_WEEKDAYS.index(day[2]), int(day[1] or 0)) for day in days}
         self._in_year = self._months == 12 and "BYMONTH" not in parts
+        self._dated = not {"BYMONTH", "BYMONTHDAY", "BYYEARDAY"}.isdisjoint(parts)
         fine, self._limits = list[list[int]](), list[tuple[int, int, set[int]]]()
         for name, size, modulus in (("BYHOUR", 3_600, 24), ("BYMINUTE", 60, 60), ("BYSECOND", 1, 60)):
             if size < self._unit:
@@ -159,8 +156,7 @@ class RRuleTimes:
                 for size, modulus, given in self._limits:  # past an hour that a rule by seconds leaves out
                     if size > self._size and (closed := index * self._size // size) % modulus not in given:
                         index = (closed + 1) * size // self._size
-                day = self._days(index).start
-                index = max(index, self._index((day if self._matches(day) else self._closed_until(day)) * 86_400))
+                index = max(index, self._index(self._open_day(self._days(index).start) * 86_400))
                 left -= (index - begun) * (self._months * 10 or 1) if self.fixed else 10
         except (OverflowError, ValueError):  # after the year 9999
             pass
@@ -170,9 +166,9 @@ class RRuleTimes:
         """The times of a period, in seconds."""
         days, day = list[int](), (span := self._days(index)).start
         while day < span.stop:
-            if matches := self._matches(day):
+            if (open_day := self._open_day(day)) == day:
                 days.append(day * 86_400)
-            day = day + 1 if matches else self._closed_until(day)
+            day = max(open_day, day + 1)
         if not self.fixed:
             at, limits = index * self._size, self._limits
             if any(size >= self._size and at // size % modulus not in given for size, modulus, given in limits):
@@ -212,49 +208,34 @@ class RRuleTimes:
             at = when.year * 12 + when.month - 1
         return (at - self._origin) // (self._interval * size)
 
-    def _closed_until(self, day: int) -> int:
-        """The first day after a day without times that may have some."""
-        when, by = date.fromordinal(day + _EPOCH_DAY), self._by
+    def _open_day(self, day: int) -> int:
+        """`day` if it has times, by the parts of the rule that name days; else the first day after it that may."""
+        if not self._dated and self._weekdays and all(one != (day + _EPOCH_WEEKDAY) % 7 for one, _ in self._weekdays):
+            return day + 1
+        when, by, after, has_times = date.fromordinal(day + _EPOCH_DAY), self._by, day + 1, True
         month, year = when.year * 12 + when.month - 1, when.year * 12
         if when.month not in by.get("BYMONTH", {when.month}):
             return _first_day(month + 1)
-        for name, low, end in (
-            ("BYMONTHDAY", _first_day(month), _first_day(month + 1)),
-            ("BYYEARDAY", _first_day(year), _first_day(year + 12)),
-        ):
+        in_month, in_year = (_first_day(month), _first_day(month + 1)), (_first_day(year), _first_day(year + 12))
+        for name, (low, end) in (("BYMONTHDAY", in_month), ("BYYEARDAY", in_year)):
             if name in by:
                 days = [low - 1 + one if one > 0 else end + one for one in by[name]]
-                return min((one for one in days if day < one < end), default=end)
-        return day + 1
-
-    def _matches(self, day: int) -> bool:
-        """Return whether a day has times, by the parts of the rule that name days."""
-        if self._weekdays and all(weekday != (day + _EPOCH_WEEKDAY) % 7 for weekday, _ in self._weekdays):
-            return False
-        when, by = date.fromordinal(day + _EPOCH_DAY), self._by
-        if "BYMONTH" in by and when.month not in by["BYMONTH"]:
-            return False
-        month, year = when.year * 12 + when.month - 1, when.year * 12
-        places = {"BYMONTHDAY": (when.day, _first_day(month + 1) - _first_day(month))}
-        places["BYYEARDAY"] = (day - _first_day(year) + 1, _first_day(year + 12) - _first_day(year))
+                has_times = has_times and day in days
+                after = max(after, min((one for one in days if day < one < end), default=end))
+        if self._weekdays:
+            low, end = in_year if self._in_year else in_month
+            numbers = (0, (day - low) // 7 + 1, -((end - 1 - day) // 7 + 1))
+            has_times = has_times and any((when.weekday(), number) in self._weekdays for number in numbers)
         if "BYWEEKNO" in by:
-            iso = when.isocalendar()
-            places["BYWEEKNO"] = (iso.week, date(iso.year, 12, 28).isocalendar().week)
-        if any(by[name].isdisjoint((at, at - size - 1)) for name, (at, size) in places.items() if name in by):
-            return False
-        at, size = places["BYYEARDAY" if self._in_year else "BYMONTHDAY"]
-        numbers = (0, (at + 6) // 7, -((size - at) // 7 + 1))
-        return not self._weekdays or any((when.weekday(), number) in self._weekdays for number in numbers)
+            week, weeks = when.isocalendar().week, date(when.isocalendar().year, 12, 28).isocalendar().week
+            has_times = has_times and not by["BYWEEKNO"].isdisjoint((week, week - weeks - 1))
+        return day if has_times else after
 
 
 @lru_cache(maxsize=1024)
 def _first_day(month: int) -> int:
     """The first day of a month, which is counted from the year 0."""
     return date(month // 12, month % 12 + 1, 1).toordinal() - _EPOCH_DAY
-
-
-def _local(moment: datetime) -> Millis:
-    return int(moment.replace(tzinfo=UTC).timestamp()) * 1000
 
 
 rrule_times = lru_cache(maxsize=512)(RRuleTimes)

@@ -47,9 +47,6 @@ class LeaseExtender(Struct, eq=False):
     asked_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     """When leases were last extended."""
     _due_at: float = 0.0
-    """When leases are to be extended next."""
-    blocked: int = 0
-    """The number of times the event loop was blocked for longer than a lease."""
 
     async def extend_for_ever(self) -> None:
         third = self._lease / 3000
@@ -60,7 +57,6 @@ class LeaseExtender(Struct, eq=False):
         loop, third = asyncio.get_running_loop(), self._lease / 3000
         behind = loop.time() - self._due_at
         if behind > 2 * third:
-            self.blocked += 1
             _log.warning(
                 "the event loop was blocked for %.1f s, longer than a lease: a handler computes without awaiting; "
                 "make it a plain function, so that it runs in a thread", behind,

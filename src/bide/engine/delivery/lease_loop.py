@@ -181,8 +181,7 @@ class LoopAlarm:
             self._handle.cancel()
             self._handle = None
 
-    def close(self) -> None:
-        self.cancel()
+    close = cancel
 
 
 class DescriptorAlarm:

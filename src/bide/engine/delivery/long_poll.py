@@ -50,7 +50,7 @@ class _RequestGroup(Struct, eq=False):
 
     holder: str
     lease_for: Millis
-    queues: dict[Topic, OrderedDict[_Request, None]] = {}
+    queues: dict[Topic, dict[_Request, None]] = {}
     """By topic, the longest waiting first. A request that ends is removed at once: if no task comes due for days,
     the requests of consumers that poll repeatedly would pile up."""
     wanted: Counter[Topic] = field(default_factory=Counter)
@@ -58,41 +58,36 @@ class _RequestGroup(Struct, eq=False):
 
     def add(self, request: _Request) -> None:
         for topic, count in request.room.items():
-            self.queues.setdefault(topic, OrderedDict())[request] = None
+            self.queues.setdefault(topic, {})[request] = None
             self.wanted[topic] += count
         if not request.patient:
             self.impatient.append(request)
 
     def remove(self, request: _Request) -> None:
         """Remove a request that is answered, or whose caller has disconnected."""
-        for topic, count in request.room.items():
-            self._leave_queue(request, topic, count)
-        request.room = {}
+        for topic in list(request.room):
+            self._leave_queue(request, topic)
 
     def requests(self) -> set[_Request]:
         return {request for queue in self.queues.values() for request in queue}
 
-    def next_for(self, topic: Topic) -> _Request | None:
-        """The request that has waited longest and has room for one more of `topic`."""
+    def give(self, record: Record) -> _Request | None:
+        """Give the task to the request that has waited longest for one more of its topic; None: there is none."""
+        topic = record.topic
         for request in self.queues.get(topic, ()):
             if not request.future.done():
+                request.taken.append(record)
+                request.room[topic] -= 1
+                self.wanted[topic] -= 1
+                if not request.room[topic]:
+                    self._leave_queue(request, topic)
                 return request
         return None
 
-    def give(self, record: Record, request: _Request) -> None:
-        topic = record.topic
-        request.taken.append(record)
-        if request.room[topic] == 1:
-            self._leave_queue(request, topic, 1)
-            del request.room[topic]
-        else:
-            request.room[topic] -= 1
-            self.wanted[topic] -= 1
-
-    def _leave_queue(self, request: _Request, topic: Topic, count: int) -> None:
+    def _leave_queue(self, request: _Request, topic: Topic) -> None:
         queue = self.queues[topic]
         del queue[request]
-        self.wanted[topic] -= count
+        self.wanted[topic] -= request.room.pop(topic)
         if not queue:
             del self.queues[topic], self.wanted[topic]
 
@@ -272,7 +267,7 @@ class LongPoll(LeaseLoop):
         return min(wakes, default=None)
 
     def _hand_out(self, group: _RequestGroup, tasks: Sequence[Record], now: Millis) -> None:
-        got: dict[int, _Request] = {}
+        got: dict[_Request, None] = {}
         refusals: list[Refusal] = []
         left: list[Record] = []
         for record in tasks:
@@ -283,19 +278,18 @@ class LongPoll(LeaseLoop):
                     self._note(EventKind.DEAD, record, refusal.settlement.why, group.holder)
                 self._note_dropped(record, refusal.settlement, group.holder)
                 continue
-            request = group.next_for(record.topic)
+            request = group.give(record)
             if request is None:
                 left.append(record)
                 continue
-            group.give(record, request)
-            got[id(request)] = request
+            got[request] = None
             if not record.options:
                 self._bare[Lease(record.topic, record.key, record.token)] = True
                 if len(self._bare) > _MOST_BARE:
                     self._bare.popitem(last=False)
             self._started(record, now)
             self._history.began(record.topic, (record.planned_at,), now)
-        for request in got.values():
+        for request in got:
             self._answer(group, request)
         self.release(left)
         if refusals:

@@ -17,7 +17,7 @@ from bide.core.instants import At, Millis
 from bide.core.names import new_id
 from bide.core.options import recurrence_of, with_recurrence
 from bide.core.records import NewTask, OutcomeKind, Record, Settlement, State, Token
-from bide.core.recurrence.plan import Overlap, occurrence_key
+from bide.core.recurrence.plan import Overlap, Step, occurrence_key
 from bide.engine.config import Retention
 
 REMEMBERED: Millis = 86_400_000
@@ -44,13 +44,20 @@ def next_life(record: Record, keep: Retention, now: Millis, died: Settlement | N
     step = recurrence.on_end(record.due_at, key, missed, now, lost=record.losses > 0)
     if step.due_at is None and not step.dropped:
         return None
-    if step.due_at is None:
-        ended = died or Settlement(topic, key, token, _DONE, None, keep.keep_until(State.DONE, now), step.said)
-        return replace(ended, dropped=step.dropped, dropped_why=step.said)
-    error, kind = (step.said, None) if died is None else (died.error, OutcomeKind.DEAD)
+    if died is not None and step.due_at is None:
+        return replace(died, dropped=step.dropped, dropped_why=step.said)
+    life = _settlement(record, step, keep, now)
+    return life if died is None else replace(life, error=died.error, counts_as=OutcomeKind.DEAD)
+
+
+def _settlement(record: Record, step: Step, keep: Retention, now: Millis) -> Settlement:
+    """The next life at the time of `step`, or the end of the task with its rule."""
+    next_at, until = None if step.due_at is None else At(step.due_at), 0
+    if next_at is None:
+        until = keep.keep_until(State.DONE, now)
     return Settlement(
-        topic, key, token, _DONE, At(step.due_at), 0, error, new_id(), counts_as=kind, dropped=step.dropped,
-        dropped_why=step.said,
+        record.topic, record.key, record.token, _DONE, next_at, until, step.said, "" if next_at is None else new_id(),
+        dropped=step.dropped, dropped_why=step.said,
     )  # fmt: skip
 
 
@@ -95,27 +102,20 @@ class Refusal(NamedTuple):
 def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
     """The end of a leased occurrence that is too old to run, or runs as a task of its own; None: deliver it.
 
-    An occurrence whose delivery failed or was lost is delivered again, whatever its age. One that was deferred counts
-    as not begun.
+    An occurrence whose delivery failed or was lost is delivered again at any age. A deferred one counts as not begun.
     """
     recurrence = recurrence_of(record.options)
     if recurrence is None:
         return None
-    rule, topic, key, due_at = recurrence.rule, record.topic, record.key, record.due_at
+    key, due_at = record.key, record.due_at
     step = recurrence.on_lease(due_at, key, record.created_at, now) if record.attempt == 1 else None
     own = None
     if step is None:
         if recurrence.overlap is not Overlap.ALLOW:
             return None
-        own = own_task(record, rule.nominal(due_at, key), due_at, since=due_at)
+        own = own_task(record, recurrence.rule.nominal(due_at, key), due_at, since=due_at)
         step = recurrence.on_end(due_at, key, now, now)
-    lease = topic, key, record.token
-    if step.due_at is None:
-        ended = Settlement(*lease, OutcomeKind.DONE, None, keep.keep_until(State.DONE, now))
-    else:
-        ended = Settlement(*lease, OutcomeKind.DONE, At(step.due_at), next_id=new_id())
-    said = step.said
-    return Refusal(replace(ended, error=said, counts_as=OutcomeKind.DEFER, dropped=step.dropped, dropped_why=said), own)
+    return Refusal(replace(_settlement(record, step, keep, now), counts_as=OutcomeKind.DEFER), own)
 
 
 def replaced_at(record: Record) -> Millis | None:
@@ -156,8 +156,6 @@ def own_task(record: Record, nominal: Millis, due_at: Millis, *, since: Millis) 
 
 def deadline_of(record: Record) -> Millis | None:
     """The deadline of the task, or of this occurrence."""
-    if record.deadline is None:
-        recurrence = recurrence_of(record.options)
-        if recurrence is not None and recurrence.deadline is not None:
-            return record.due_at + recurrence.deadline
-    return record.deadline
+    recurrence = recurrence_of(record.options) if record.deadline is None else None
+    length = None if recurrence is None else recurrence.deadline
+    return record.deadline if length is None else record.due_at + length

@@ -130,8 +130,7 @@ def trace_of(error: BaseException) -> str:
     """The traceback of `error`, preceded by its causes, to be appended to its text; empty if it was never raised.
 
     Contains lines of source and no values of variables: at most 4 causes with 20 frames each, and only the first error
-    of a group. O(depth): 4 us for one frame, 20 us for ten with a cause. A file is read on the loop at its first use,
-    as it is for the log.
+    of a group. O(depth): 4 us for one frame, 20 us for ten with a cause. A file is read on the loop at its first use.
     """
     links: list[str] = []
     at: BaseException | None = error

@@ -5,8 +5,7 @@ one); outcomes that come meanwhile go with the next. Without a backlog, an outco
 turn of the event loop. With a backlog (`busy`), outcomes gather for some milliseconds: on SQLite a task settled among a
 thousand costs 9 µs, among a hundred 14 µs, since each commit writes every index page that it touched. If a process dies
 before it sends an outcome, the task is delivered again. While the store is unavailable, the settler keeps retrying. It
-gives up an outcome only when the worker closes; then the lease expires and the task is delivered once more, as P2
-allows.
+gives up an outcome only when the worker closes; then the lease expires and the task is delivered again (P2).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The loop over one watched table: sleeps until its earliest row is due, then takes the due rows and fires them.
 
 The loop is that of workers (`lease_loop.WakeLoop`). There is no time window: it takes every due row, however late. It
-reads the next due time from the index, and caps every sleep, since the database does not notify of other processes'
-writes.
+reads the next due time from the index, and caps every sleep, since the database does not notify of all writes.
 
 **One rule for all errors.** A connection error, or a transient error of the server, concerns the query, which is
 repeated. Any other error concerns the rows of the query. They are taken one by one until the faulty row is found. That

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import islice
-from typing import Any, Self
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -62,7 +62,7 @@ class Stats(Struct):
 
 
 class Worker(LeaseLoop):
-    """Works on `routes` until stopped. Use it with `async with`, or call `start` and `stop`."""
+    """Works on `routes` from `start` until `stop`."""
 
     _log = _log
 
@@ -87,7 +87,8 @@ class Worker(LeaseLoop):
         self.stats = Stats()
         self.tables = tables
         self._observers = [one.observe for one in self._instruments] + ([] if observe is None else [observe])
-        self._settler = Settler(self.store, self.clock, self._settled, self._has_backlog)
+        # during a flood, outcomes may gather briefly before they are sent
+        self._settler = Settler(self.store, self.clock, self._settled, lambda: self._flood and not self._stopping)
         self._topic_wakes = TopicWakes(self._executors, self.clock, self.config.cap, self.holder)
         self._lease_extender = LeaseExtender(
             self.store, self.clock, self.config.lease, self.holder, self._executors, self._held, self._lose,
@@ -110,13 +111,6 @@ class Worker(LeaseLoop):
         """The topics that were paused when the last lease was planned."""
 
     # --- start and stop
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Subscribe, then begin to lease. Raises SetupError for a table that cannot be watched."""
@@ -181,8 +175,7 @@ class Worker(LeaseLoop):
     async def until_empty(self) -> None:
         """Wait until this worker's topics and tables have nothing waiting, or leased by any worker.
 
-        The end of another worker's delivery is noticed at most the longest sleep later. Raises RuntimeError if this
-        worker stops first.
+        The end of another worker's delivery is noticed at most the longest sleep later. Raises RuntimeError on a stop.
         """
         fired = -1
         while fired != self._rows_fired:
@@ -292,7 +285,14 @@ class Worker(LeaseLoop):
         """Lease and start the due tasks. Returns when to lease next. `until_empty`: these end if nothing is left."""
         expires = asyncio.get_running_loop().time() + self.config.lease / 1000
         wakes = self._topic_wakes
-        leased = await self._lease_planned(asked)
+        wakes.asking(asked)
+        try:
+            leased = await self._lease(asked, self.config.lease, self.holder)
+        except BaseException:
+            for topic in asked:
+                wakes.note(topic)
+            raise
+        wakes.answered(asked, leased)
         self.stats.leased += len(leased.tasks)
         self._flood = False
         by_topic = defaultdict[Topic, list[Delivery]](list)
@@ -319,18 +319,6 @@ class Worker(LeaseLoop):
             self._end_waits(until_empty)
         self._waker.look_by(wakes.next_look())
         return wakes.next_wake()
-
-    async def _lease_planned(self, asked: Mapping[Topic, int]) -> Leased:
-        """Lease, and note when to ask about these topics again."""
-        self._topic_wakes.asking(asked)
-        try:
-            leased = await self._lease(asked, self.config.lease, self.holder)
-        except BaseException:
-            for topic in asked:
-                self._topic_wakes.note(topic)
-            raise
-        self._topic_wakes.answered(asked, leased)
-        return leased
 
     def _fit(self, delivery: Delivery, route: Route, now: Millis) -> bool:
         refused = self._refusal(delivery.record, route, now, self.holder)
@@ -363,10 +351,6 @@ class Worker(LeaseLoop):
             self._topic_wakes.note(executor.route.topic)
         if (executor.backlogged or self._short or self._emptied) and not self._waker.kicked:
             self._waker.kick()
-
-    def _has_backlog(self) -> bool:
-        """True during a flood, when outcomes may gather briefly before they are sent."""
-        return self._flood and not self._stopping
 
     def _held(self) -> list[Delivery]:
         return [held for executor in self._executors.values() for held in (*executor.running, *executor.queue)]

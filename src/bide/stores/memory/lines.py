@@ -112,8 +112,7 @@ class Line:
 class TopicTasks:
     """The tasks of one topic by key, their number in each state, and the order in which they wake.
 
-    With a timer, future tasks wait on the timer and enter a line when they are due; without one they enter a line at
-    once.
+    With a timer, future tasks wait on it and enter a line when they are due; without one they do so at once.
     """
 
     __slots__ = ("cancelled", "dead", "done", "groups", "held", "leased", "listings", "records", "timer", "waits")

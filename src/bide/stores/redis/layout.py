@@ -57,13 +57,26 @@ _SIZE = Struct(">I")
 class Layout:
     """The key names of one namespace."""
 
-    __slots__ = ("_fixed", "_starts", "namespace", "shards", "tags", "topic")
+    __slots__ = (
+        "_counters",
+        "_starts",
+        "counts",
+        "finished",
+        "groups",
+        "namespace",
+        "shards",
+        "tags",
+        "topic",
+        "topics",
+    )
 
     def __init__(self, namespace: str, shards: int) -> None:
         self.namespace = namespace
         self.shards = shards
         self.tags = [f"{{{namespace}:{shard}}}:" for shard in range(shards)]
-        self._fixed = [tuple(f"{tag}{letter}".encode() for letter in "ntgfi") for tag in self.tags]
+        self._counters, self.topics, self.groups, self.finished, self.counts = (
+            [f"{tag}{letter}".encode() for tag in self.tags] for letter in "ntgfi"
+        )
         self.topic = lru_cache(maxsize=_MOST)(self._topic_keys)
         """(shard, topic): the keys for the bodies and the five indexes by state."""
         self._starts: dict[str, int] = {}
@@ -80,8 +93,8 @@ class Layout:
 
     def fixed(self, shard: int, caller: bytes) -> tuple[bytes, ...]:
         """The keys for counter, caller's answer, topics, groups, finished, counts, in the scripts' order."""
-        counter, topics, groups, finished, counts = self._fixed[shard]
-        return counter, b"%sa:%s" % (counter[:-1], caller), topics, groups, finished, counts
+        counter, topics, groups = self._counters[shard], self.topics[shard], self.groups[shard]
+        return counter, b"%sa:%s" % (counter[:-1], caller), topics, groups, self.finished[shard], self.counts[shard]
 
     def _topic_keys(self, shard: int, topic: Topic) -> tuple[bytes, ...]:
         tag = self.tags[shard]
@@ -89,18 +102,6 @@ class Layout:
 
     def index(self, shard: int, topic: Topic, state: State) -> bytes:
         return self.topic(shard, topic)[_PLACES[state]]
-
-    def topics(self, shard: int) -> bytes:
-        return self._fixed[shard][1]
-
-    def groups(self, shard: int) -> bytes:
-        return self._fixed[shard][2]
-
-    def finished(self, shard: int) -> bytes:
-        return self._fixed[shard][3]
-
-    def counts(self, shard: int) -> bytes:
-        return self._fixed[shard][4]
 
     def common(self, name: str) -> bytes:
         """A key that belongs to the whole namespace."""

@@ -27,6 +27,8 @@ from math import inf
 from operator import itemgetter
 from typing import Any
 
+from msgspec import Struct
+
 from bide.core.errors import StoreCorrupt, StoreError
 from bide.core.instants import NEVER, Millis
 from bide.core.records import Leased, Record, State, Token, Topic
@@ -71,8 +73,7 @@ class HeadCache:
 
     @property
     def mine(self) -> list[bool]:
-        """For each shard, true if this process goes first there. Computed when it is needed after a change: a topic in
-        which nothing waits never needs it."""
+        """For each shard, true if this process goes first there. Computed only when needed after a change."""
         if self._mine is None:
             self._mine = self._owned()
         return self._mine
@@ -124,10 +125,6 @@ class HeadCache:
         self.wakes[shard] = leased if 0 <= leased < wake else wake
         self.plenty[shard] = plenty
 
-    def put_off(self, shard: int, wake: Millis) -> None:
-        """Query the shard no earlier than `wake`, whatever its head."""
-        self.wakes[shard] = max(wake, self.wakes[shard])
-
     def shares(self, due: list[int], room: int) -> dict[int, int]:
         """Divide `room` among the due shards: among a few if one has plenty or the tasks are large, else among all."""
         if any(self.plenty[shard] for shard in due):
@@ -140,8 +137,7 @@ class HeadCache:
 def owner_of(topic: Topic, shard: int, workers: Collection[str]) -> str:
     """The worker of `workers` that goes first on the shard.
 
-    The weights are hashes of pairs of integers, which Python computes alike in every process; a build that does not
-    only wastes calls, see above.
+    The weights are hashes of pairs of integers, which are alike in every process; else calls are wasted, see above.
     """
     place = _number(topic) + shard
     return max(workers, key=lambda worker: (hash((_number(worker), place)), worker))
@@ -175,34 +171,26 @@ _Taken = list[tuple[Millis, Record]]
 """Leased tasks, each with the time at which it woke."""
 
 
-class LateAnswers:
+class LateAnswers(Struct, eq=False):
     """Queries several servers without waiting for a slow or unreachable one.
 
     The tasks of a late answer are kept for the holder's next call for `_KEPT` seconds, and then given back.
     """
 
-    def __init__(
-        self,
-        client: ScriptClient,
-        time: ServerTime,
-        part_of: Callable[[int], int],
-        *,
-        give_back: Callable[[Sequence[Record]], Awaitable[None]],
-        notify: Callable[[Topic, Millis], None],
-    ) -> None:
-        """`part_of`: shards with the same result fail together. `give_back`: ends unused leases; if that fails, the
-        leases expire. `notify`: called when a late answer has brought tasks."""
-        self._client = client
-        self._time = time
-        self._part_of = part_of
-        self._give_back = give_back
-        self._notify = notify
-        self._tasks: dict[str, _Taken] = {}
-        """The tasks of late answers, by holder."""
-        self._background: dict[asyncio.Task[None], str] = {}
-        """The asyncio tasks that wait for late answers or keep their tasks for a moment, each with its holder."""
-        self.away: dict[int, asyncio.Task[None]] = {}
-        """The shards with an outstanding answer for which no lease waits any more."""
+    _client: ScriptClient
+    _time: ServerTime
+    _part_of: Callable[[int], int]
+    """Shards with the same result fail together."""
+    _give_back: Callable[[Sequence[Record]], Awaitable[None]]
+    """Ends unused leases; if that fails, the leases expire."""
+    _notify: Callable[[Topic, Millis], None]
+    """Called when a late answer has brought tasks."""
+    _tasks: dict[str, _Taken] = {}
+    """The tasks of late answers, by holder."""
+    _background: dict[asyncio.Task[None], str] = {}
+    """The asyncio tasks that wait for late answers or keep their tasks for a moment, each with its holder."""
+    away: dict[int, asyncio.Task[None]] = {}
+    """The shards with an outstanding answer for which no lease waits any more."""
 
     async def ask(self, calls: list[Call], holder: str) -> list[Any]:
         """The replies; None for a server that did not answer within `_STRAGGLES` seconds."""
@@ -341,7 +329,7 @@ class Leaser:
         self._layout = layout
         self._time = time
         self._by_server = by_server
-        self._late = late
+        self.late = late
         self._away: Mapping[int, object] = {} if late is None else late.away
         """The shards that are not queried, because an answer is outstanding."""
         self._heads: dict[Topic, HeadCache] = {}
@@ -430,8 +418,8 @@ class Leaser:
         since: dict[int, Token] = {}
         """By shard, the first token that this call may have given out."""
         room = {**{topic: wants[topic] for topic in self._starved if topic in wants}, **wants}
-        if self._late is not None:
-            self._late.take(holder, room, taken)
+        if self.late is not None:
+            self.late.take(holder, room, taken)
         failed: StoreError | None = None
         size = 0
         for topic in wants:
@@ -452,7 +440,9 @@ class Leaser:
                 for topic, share in shares.items():
                     if share:
                         self._heads[topic].asking(shard)
-                which = self._which_heads(shard) if shard in reading else ""
+                # all heads at first, then those that wake soon: a later one is known, or is read when it wakes soon
+                soon = self._by_server and self._read_at[shard] > -inf
+                which = "" if shard not in reading else "s" if soon else "a"
                 first = since.get(shard, _NO_TOKEN)
                 about = (until - now, holder, most, first, which, int(self._others))
                 calls.append(Call(shard, list(shares), [*about, *shares.values()]))
@@ -485,7 +475,8 @@ class Leaser:
         """When to ask again about the topics with room left, and about those of which only that was asked."""
         for shard in self._away:  # a query is outstanding, so they must not keep the caller from sleeping
             for topic in wants:
-                self._heads[topic].put_off(shard, now + _AGAIN)
+                wakes = self._heads[topic].wakes
+                wakes[shard] = max(now + _AGAIN, wakes[shard])
         heads: dict[Topic, Millis] = {}
         for topic, left in room.items():
             if (left > 0 or wants[topic] == 0) and (wake := self._heads[topic].next_wake()) is not None:
@@ -496,23 +487,13 @@ class Leaser:
     async def _replies(self, calls: list[Call], now: Millis, holder: str, reading: _Noted) -> list[Any]:
         self._reading.append(reading)
         try:
-            if self._late is not None:
-                return await self._late.ask(calls, holder)
+            if self.late is not None:
+                return await self.late.ask(calls, holder)
             replies: list[Any] = [None] * len(calls)
             await self._client.run(calls, replies.__setitem__, now="" if self._by_server else str(now))
             return replies
         finally:
             self._reading = [one for one in self._reading if one is not reading]
-
-    async def leave(self, holder: str) -> None:
-        """Give back the tasks of outstanding answers for a holder that has stopped leasing."""
-        if self._late is not None:
-            await self._late.leave(holder)
-
-    async def close(self) -> None:
-        """Let all holders of this process leave."""
-        if self._late is not None:
-            await self._late.close()
 
     def _now(self, now: Millis) -> Millis:
         return int(self._time.seconds() * 1000) if self._by_server else now
@@ -540,10 +521,6 @@ class Leaser:
         if self._by_server:  # otherwise the caller's clock may jump, so a cached head says nothing
             before = clock - (CAP / 2 if self._oldest() < clock - CAP else CAP)
         return [shard for shard, at in enumerate(self._read_at) if at < before and shard not in self._away]
-
-    def _which_heads(self, shard: int) -> str:
-        """All at first, then those that wake soon: a later one is either known, or is read when it wakes soon."""
-        return "s" if self._by_server and self._read_at[shard] > -inf else "a"
 
     def _next_to_check(self) -> list[Topic]:
         """The topics whose entry is to be checked now, so that an index that was lost or altered heals."""

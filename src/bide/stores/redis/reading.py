@@ -18,7 +18,6 @@ from operator import add
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
-from redis.exceptions import ResponseError
 
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
@@ -27,22 +26,11 @@ from bide.core.payloads import slices
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.stores.cursors import Place, read_cursor, write_cursor
 from bide.stores.redis.layout import STATES, Layout, record_of, text_of
-from bide.stores.redis.script_client import script
-from bide.stores.redis.topology import (
-    ELSEWHERE,
-    WAIT,
-    Command,
-    SharedConnection,
-    Topology,
-    refusal,
-    where_to_ask,
-    word_of,
-)
-from bide.stores.resending import Lost, NotSent, Resending
+from bide.stores.redis.script_client import ShardCaller, script
+from bide.stores.redis.topology import Command, SharedConnection, Topology
+from bide.stores.resending import NotSent
 
 _PAGE, _COUNT = script("page", flags=False, library=False), script("count", flags=False, library=False)
-_SCRIPTS = {one.sha: one.text for one in (_PAGE, _COUNT)}
-"""The read-only scripts, by hash."""
 _MOST_EDGES = 1_000
 """The most intervals in one call, so that it blocks the server for a few milliseconds at most."""
 _COUNTS, _SCRIPTS_AT_ONCE = 500, 4
@@ -57,90 +45,32 @@ Position = tuple[float, bytes]
 whose member is not text, but continues from its position."""
 
 
-class Reader:
+class Reader(ShardCaller):
     """Sends read-only commands, which can be retried any number of times."""
 
     def __init__(self, layout: Layout, topology: Topology, *, patience: float) -> None:
-        self.layout = layout
-        self._topology = topology
-        self._patience = patience
+        super().__init__(topology, layout, patience, _PAGE, _COUNT)
 
     async def ask(self, asked: Sequence[tuple[int | None, Command]]) -> list[Any]:
         """The replies to each (shard, command), in order. Raises StoreUnavailable if one cannot be obtained."""
-        resending = Resending(self._patience)
         replies: list[Any] = [None] * len(asked)
-        left = list(range(len(asked)))
-        while True:
-            problem = await self._round(asked, left, replies)
-            left = [place for place in left if replies[place] is _NOTHING]
-            if not left:
-                return replies
-            await resending.pause(str(problem))
-
-    async def _round(self, asked: Sequence[tuple[int | None, Command]], left: list[int], replies: list[Any]) -> Any:
-        """Send the commands that are `left`. Mark each without a reply as `_NOTHING`; return the last problem."""
-        problem: Any = None
         groups: dict[SharedConnection, list[int]] = {}
-        for place in left:
-            replies[place] = _NOTHING
+        for place, (shard, _) in enumerate(asked):
             try:
-                groups.setdefault(await self._topology.connection(asked[place][0]), []).append(place)
+                groups.setdefault(await self._topology.connection(shard), []).append(place)
             except NotSent as error:
-                problem = error
+                replies[place] = error
 
-        for found in await asyncio.gather(
-            *(self._of(connection, asked, places, replies) for connection, places in groups.items())
-        ):
-            problem = found or problem
-        return problem
-
-    async def _of(
-        self,
-        connection: SharedConnection,
-        asked: Sequence[tuple[int | None, Command]],
-        places: list[int],
-        replies: list[Any],
-    ) -> Exception | None:
-        """Send one server its commands; return the last problem."""
-        try:
-            got = await connection.ask([asked[place][1] for place in places])
-        except (NotSent, Lost) as error:
-            await self._rediscover()
-            return error
-        problem = None
-        for place, reply in zip(places, got, strict=True):
-            if isinstance(reply, ResponseError):
-                problem = reply
-                replies[place] = await self._refused(connection, asked[place][1], reply)
-            else:
+        async def ask_together(connection: SharedConnection, places: list[int]) -> None:
+            got = await self._ask(connection, [asked[place][1] for place in places], fresh=True)
+            for place, reply in zip(places, got, strict=True):
                 replies[place] = reply
-        return problem
 
-    async def _refused(self, connection: SharedConnection, command: Command, reply: ResponseError) -> Any:
-        """Handle a refusal: return the reply of the right server, or `_NOTHING` if a retry may help."""
-        word = word_of(reply)
-        try:
-            if elsewhere := where_to_ask(reply):
-                _, there = await self._topology.at(*elsewhere).ask([("ASKING",), command])
-                if word == "MOVED":  # permanently, not only for this call
-                    await self._rediscover()
-                return _NOTHING if isinstance(there, ResponseError) else there
-            if word == "NOSCRIPT":
-                await connection.ask([("SCRIPT", "LOAD", _SCRIPTS[str(command[1])])])
-                return _NOTHING
-        except (NotSent, Lost):
-            return _NOTHING
-        if word in ELSEWHERE:
-            await self._rediscover()
-        elif word not in WAIT:
-            raise refusal(reply, self.layout.namespace)
-        return _NOTHING
-
-    async def _rediscover(self) -> None:
-        try:
-            await self._topology.rediscover()
-        except NotSent:
-            return  # the next round meets the same error
+        await asyncio.gather(*(ask_together(*group) for group in groups.items()))
+        for number, place in enumerate([place for place, one in enumerate(replies) if isinstance(one, Exception)]):
+            # once the first problem is over, most of the others are
+            replies[place] = await self._reply(*asked[place], None if number else replies[place], reads=True)
+        return replies
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
         """The tasks as they are now; None for a missing or unreadable one."""
@@ -159,9 +89,6 @@ class Reader:
                 if body is not None:
                     records[place] = _readable(refs[place], body, end)
         return records
-
-
-_NOTHING = object()
 
 
 def _readable(ref: Ref, body: bytes, end: bytes | None) -> Record | None:
@@ -283,18 +210,13 @@ async def _entries(
     high = where.wake_before if timed and where.wake_before is not None else LAST_INSTANT + 1
     if after is not None and after[0] < low:
         after = None
-    place = (low, b"", "from") if after is None else (_score(after[0]), after[1], "behind")
+    place = (low, b"", "from") if after is None else (repr(after[0]), after[1], "behind")
     share = _share(count, len(indexes))
     pages = await reader.ask(
         [(shard, ("EVALSHA", _PAGE.sha, 1, index, *place[:2], high, share, place[2])) for shard, index in indexes]
     )
     entries = [[(float(page[n + 1]), page[n]) for n in range(0, len(page), 2)] for page in pages]
     return _merged(entries, share, count)
-
-
-def _score(time: float) -> str:
-    """The exact text of a score in Redis's format."""
-    return str(int(time)) if float(time).is_integer() else repr(time)
 
 
 def _share(count: int, indexes: int) -> int:
@@ -330,7 +252,7 @@ async def _group(reader: Reader, where: Filter, page: Page, place: Place) -> Fou
     # the prefix ends with NUL: all members that begin with it sort before the same prefix with byte 1 in place of NUL
     before = prefix[:-1] + b"\1"
     marks = [b"\0"] if where.live else [b""] if where.state is not None else [b"\0", b""]  # NUL: live tasks
-    lists = [(reader.layout.groups(shard), shard, mark) for shard in range(reader.layout.shards) for mark in marks]
+    lists = [(reader.layout.groups[shard], shard, mark) for shard in range(reader.layout.shards) for mark in marks]
     shown: list[tuple[Place, Record]] = []
     while len(shown) <= page.limit:
         count = page.limit + 1 - len(shown)
@@ -357,7 +279,7 @@ def _ref_of(member: bytes) -> Ref:
 async def _places(reader: Reader) -> list[tuple[int, Topic]]:
     """Every (shard, topic) that has a task."""
     layout = reader.layout
-    replies = await reader.ask([(shard, ("ZRANGE", layout.topics(shard), 0, -1)) for shard in range(layout.shards)])
+    replies = await reader.ask([(shard, ("ZRANGE", layout.topics[shard], 0, -1)) for shard in range(layout.shards)])
     return [(shard, text_of(one)) for shard, reply in enumerate(replies) for one in reply]
 
 

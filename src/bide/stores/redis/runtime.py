@@ -47,12 +47,8 @@ class Server(Struct, frozen=True, kw_only=True):
     info: Mapping[str, str]
 
     @property
-    def knows_flags(self) -> bool:
-        """True if the server supports script flags such as allow-oom: Redis 7, and every Valkey."""
-        return self.version >= (7, 0)
-
-    @property
-    def shards_channels(self) -> bool:
+    def is_modern(self) -> bool:
+        """True if it supports script flags such as allow-oom, and sharded channels: Redis 7, and every Valkey."""
         return self.version >= (7, 0)
 
     def check(self, address: Address) -> None:
@@ -87,7 +83,7 @@ def _findings(server: Server) -> Iterator[Finding]:
     """The findings of one server's INFO."""
     info = server.info
     yield _found(
-        server.knows_flags,
+        server.is_modern,
         server.shown,
         f"{server.shown} may refuse scripts that drain when its memory is full",
         "upgrade to Redis 7 or Valkey, where only new work is refused",
@@ -157,11 +153,11 @@ class Runtime:
         self.by_server = by_server
         self.reader = Reader(layout, topology, patience=patience)
         name = uuid4().hex[:16]
-        sharded = server.cluster and server.shards_channels
+        sharded = server.cluster and server.is_modern
         channels = [layout.wake_channel(shard if sharded else None) for shard in range(layout.shards)]
         self.clients = {
             kind: ScriptClient(
-                script(kind, flags=server.knows_flags),
+                script(kind, flags=server.is_modern),
                 f"{name}{kind[:2]}".encode(),
                 layout,
                 topology,
@@ -178,11 +174,9 @@ class Runtime:
         listeners = Listeners(_log)
         leasing, late = self.clients["lease"], None
         if server.cluster and by_server:
-            late = LateAnswers(leasing, self.time, topology.part_of, give_back=self._give_back, notify=listeners.notify)
+            late = LateAnswers(leasing, self.time, topology.part_of, self._give_back, listeners.notify)
         self.leaser = Leaser(leasing, layout, self.time, late, by_server=by_server)
-        self.subscriptions = Subscriptions(
-            topology, layout, name, listeners, self.leaser, sharded=sharded, patience=silence
-        )
+        self.subscriptions = Subscriptions(topology, layout, name, listeners, self.leaser, sharded, silence)
 
     async def prepare(self) -> None:
         """Load the scripts on every server, and read the clock."""
@@ -244,7 +238,7 @@ class Runtime:
             found += [replace(one, what=f"{connection.name}: {one.what}") for one in _findings(server_of(text))]
         found.append(self.time.finding())
         counts = await self.reader.ask(
-            [(shard, ("HGET", layout.counts(shard), "damaged")) for shard in range(layout.shards)]
+            [(shard, ("HGET", layout.counts[shard], "damaged")) for shard in range(layout.shards)]
         )
         damaged = sum(int(count or 0) for count in counts)
         if damaged:
@@ -255,7 +249,8 @@ class Runtime:
     async def close(self) -> None:
         try:
             await self.subscriptions.close()
-            await self.leaser.close()
+            if self.leaser.late is not None:
+                await self.leaser.late.close()
         finally:
             await self.topology.close()
 

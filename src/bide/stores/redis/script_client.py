@@ -87,7 +87,86 @@ class _Sent(Struct, eq=False):
 Read = Callable[[int, Any], None]
 
 
-class ScriptClient:
+class ShardCaller:
+    """Sends a command to the server of its shard, again and again, until the reply is final."""
+
+    def __init__(self, topology: Topology, layout: Layout, patience: float, *scripts: Script) -> None:
+        self.layout = layout
+        self._topology = topology
+        self._patience = patience
+        self._texts = {one.sha: one.text for one in scripts}
+        self.resent = 0
+        """The number of resends."""
+
+    async def _ask(self, connection: SharedConnection, commands: Sequence[Command], *, fresh: bool) -> Sequence[Any]:
+        """The replies, or an error for each command. `fresh`: the commands were not sent before."""
+        try:
+            return await connection.ask(commands)
+        except (NotSent, Lost, StoreUnavailable) as error:
+            return [error] * len(commands)
+
+    def _where(self, shard: int | None) -> str:
+        """The call, for the text of errors."""
+        return self.layout.namespace
+
+    def _why(self, shard: int | None, problem: Any) -> str:
+        return said(problem)
+
+    async def _reply(self, shard: int | None, command: Command, first: Any, *, reads: bool = False) -> Any:
+        """Send until the reply is final. `first`: the reply so far. `reads`: it changes nothing. Raises StoreError."""
+        resending = Resending(self._patience)
+        reply, at_once = first, 0
+        ask: SharedConnection | None = None
+        connection: SharedConnection | None = None
+        while True:
+            if reply is None:
+                asking, ask = ask, None
+                try:
+                    connection = asking or await self._topology.connection(shard)
+                    commands: list[Command] = [command] if asking is None else [("ASKING",), command]
+                    reply = (await self._ask(connection, commands, fresh=not resending.may_be_done))[-1]
+                except (NotSent, StoreUnavailable) as error:
+                    reply = error
+            if not isinstance(reply, Exception):
+                return reply
+            if isinstance(reply, StoreError):
+                raise resending.refused(reply)
+            self.resent += 1
+            wait, word = True, word_of(reply) if isinstance(reply, ResponseError) else ""
+            if isinstance(reply, (Lost, UnderReplicated)):
+                resending.may_be_done = not reads
+            elif isinstance(reply, ResponseError) and (there := where_to_ask(reply)):
+                ask, wait = self._topology.at(*there), False
+            elif word == "NOSCRIPT":
+                if (refused := await self._load(connection, shard, str(command[1]))) is not None:
+                    raise resending.refused(refusal(refused, self._where(shard)))
+                wait = False
+            elif word == "BIDEOLD":
+                raise OutcomeUnknown(str(reply))
+            elif isinstance(reply, ResponseError) and word not in WAIT | ELSEWHERE:
+                raise resending.refused(refusal(reply, self._where(shard)))
+            at_once += not wait
+            if wait or at_once > _AT_ONCE:
+                await resending.pause(self._why(shard, reply))
+            if isinstance(reply, (NotSent, Lost)) or word in ELSEWHERE:
+                try:
+                    await self._topology.rediscover()
+                except (NotSent, StoreUnavailable) as error:
+                    if monotonic() > resending.ends:
+                        raise resending.given_up(str(error)) from error
+            reply = None
+
+    async def _load(self, connection: SharedConnection | None, shard: int | None, sha: str) -> ResponseError | None:
+        """Load a script on the server; return the error if the server refuses it."""
+        try:
+            connection = connection or await self._topology.connection(shard)
+            [reply] = await connection.ask([("SCRIPT", "LOAD", self._texts[sha])])
+        except (NotSent, Lost, StoreUnavailable):
+            return None  # the next try meets the same error
+        return reply if isinstance(reply, ResponseError) else None
+
+
+class ScriptClient(ShardCaller):
     """One kind of operation of one store."""
 
     def __init__(
@@ -104,12 +183,10 @@ class ScriptClient:
         wait_replicas: int = 0,
         wait_for: float = 0.5,
     ) -> None:
+        super().__init__(topology, layout, patience, script)
         self.script = script
         self._name = name
-        self._layout = layout
-        self._topology = topology
         self._time = time
-        self._patience = patience
         self._publish = publish
         self._channels = channels
         self._wait: Command | None = ("WAIT", wait_replicas, int(wait_for * 1000)) if wait_replicas else None
@@ -117,8 +194,6 @@ class ScriptClient:
         self._numbers = [0] * layout.shards
         self._turns = [asyncio.Semaphore(1) for _ in range(layout.shards)]
         """The turn of each shard: a semaphore, which can be acquired without waiting if it is not locked."""
-        self.resent = 0
-        """The number of resends."""
 
     async def run(self, calls: Iterable[Call], read: Read, *, now: str = "") -> None:
         """Send all calls concurrently; `read` gets the place of each with its reply or error.
@@ -182,9 +257,9 @@ class ScriptClient:
     def _command(self, call: Call, now: str) -> Command:
         shard, topics, arguments = call
         self._numbers[shard] += 1
-        keys = [*self._layout.fixed(shard, self._name)]
+        keys = [*self.layout.fixed(shard, self._name)]
         for topic in topics:
-            keys.extend(self._layout.topic(shard, topic))
+            keys.extend(self.layout.topic(shard, topic))
         channel = self._channels[shard] if self._channels else b""
         return (
             "EVALSHA", self.script.sha, len(keys), *keys,
@@ -196,16 +271,12 @@ class ScriptClient:
 
         `fresh`: the commands were not sent before. A repeated answer carries the time of the first one.
         """
-        asked = [*commands, self._wait] if self._wait else commands
         sent = monotonic()
-        try:
-            replies = await connection.ask(asked)
-        except (NotSent, Lost, StoreUnavailable) as error:
-            return [error] * len(commands)
+        replies = await super()._ask(connection, [*commands, self._wait] if self._wait else commands, fresh=fresh)
         if fresh and type(replies[0]) is list:
             self._time.saw(replies[0][0], sent, monotonic())
         if self._wait:
-            reached = replies.pop()
+            *replies, reached = replies
             if not isinstance(reached, int) or reached < self._replicas:
                 few = UnderReplicated(
                     f"{connection.name}: done, but {reached} of {self._replicas} replicas have it: "
@@ -217,61 +288,12 @@ class ScriptClient:
     async def _until_known(self, call: Call, command: Command, first: Any = None) -> Any:
         """Send until the reply is final; return it, or a StoreError. `first`: the reply so far."""
         try:
-            return await self._reply(call, command, first)
+            return await self._reply(call.shard, command, first)
         except StoreError as error:
             return error
 
-    async def _reply(self, call: Call, command: Command, first: Any) -> Any:
-        resending = Resending(self._patience)
-        reply, at_once = first, 0
-        ask: SharedConnection | None = None
-        connection: SharedConnection | None = None
-        while True:
-            if reply is None:
-                asking, ask = ask, None
-                try:
-                    connection = asking or await self._topology.connection(call.shard)
-                    commands: list[Command] = [command] if asking is None else [("ASKING",), command]
-                    reply = (await self._ask(connection, commands, fresh=not resending.may_be_done))[-1]
-                except (NotSent, StoreUnavailable) as error:
-                    reply = error
-            if type(reply) is list:
-                return reply
-            if isinstance(reply, StoreError):
-                raise resending.refused(reply)
-            self.resent += 1
-            wait, word = True, word_of(reply) if isinstance(reply, ResponseError) else ""
-            if isinstance(reply, (Lost, UnderReplicated)):
-                resending.may_be_done = True
-            elif word and (there := where_to_ask(reply)):
-                ask, wait = self._topology.at(*there), False
-            elif word == "NOSCRIPT":
-                if (refused := await self._load(connection, call.shard)) is not None:
-                    raise resending.refused(refusal(refused, self._where(call)))
-                wait = False
-            elif word == "BIDEOLD":
-                raise OutcomeUnknown(str(reply))
-            elif word and word not in WAIT and word not in ELSEWHERE:
-                raise resending.refused(refusal(reply, self._where(call)))
-            at_once += not wait
-            if wait or at_once > _AT_ONCE:
-                await resending.pause(f"{self._where(call)}: {said(reply)}")
-            if isinstance(reply, (NotSent, Lost)) or word in ELSEWHERE:
-                try:
-                    await self._topology.rediscover()
-                except (NotSent, StoreUnavailable) as error:
-                    if monotonic() > resending.ends:
-                        raise resending.given_up(str(error)) from error
-            reply = None
+    def _where(self, shard: int | None) -> str:
+        return f"{self.script.name} on shard {shard} of {self.layout.namespace}"
 
-    async def _load(self, connection: SharedConnection | None, shard: int) -> ResponseError | None:
-        """Load the script on the server; return the error if the server refuses it."""
-        try:
-            connection = connection or await self._topology.connection(shard)
-            [reply] = await connection.ask([("SCRIPT", "LOAD", self.script.text)])
-        except (NotSent, Lost, StoreUnavailable):
-            return None  # the next try meets the same error
-        return reply if isinstance(reply, ResponseError) else None
-
-    def _where(self, call: Call) -> str:
-        return f"{self.script.name} on shard {call.shard} of {self._layout.namespace}"
+    def _why(self, shard: int | None, problem: Any) -> str:
+        return f"{self._where(shard)}: {said(problem)}"

@@ -189,7 +189,7 @@ class RedisStore(ServerStore[Runtime]):
         layout, ends = opened.layout, now if not self._by_server else opened.time.seconds() * 1000
         found = await opened.reader.ask(
             [
-                (shard, ("ZRANGEBYSCORE", layout.finished(shard), "-inf", int(ends), "LIMIT", 0, limit))
+                (shard, ("ZRANGEBYSCORE", layout.finished[shard], "-inf", int(ends), "LIMIT", 0, limit))
                 for shard in range(layout.shards)
             ]
         )
@@ -226,9 +226,10 @@ class RedisStore(ServerStore[Runtime]):
         opened = self._open()
         key, packed = opened.layout.common("workers"), _encode((until, sorted(topics)))
         if not topics:
-            await opened.leaser.leave(holder)
+            if (late := opened.leaser.late) is not None:
+                await late.leave(holder)
             said: Command = ("HDEL", key, holder)
-        elif opened.server.knows_flags:
+        elif opened.server.is_modern:
             said = ("EVAL", _ANNOUNCE, 1, key, holder, packed)
         else:
             said = ("HSET", key, holder, packed)

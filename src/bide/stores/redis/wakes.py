@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
+from msgspec import Struct, field
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
@@ -131,29 +132,18 @@ class Subscriber:
                 return
 
 
-class Subscriptions:
+class Subscriptions(Struct, eq=False):
     """The subscribers of one store, made for its first listener; they notify `listeners`."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        layout: Layout,
-        name: str,
-        listeners: Listeners,
-        leaser: Leaser,
-        *,
-        sharded: bool,
-        patience: float,
-    ) -> None:
-        self._topology = topology
-        self._layout = layout
-        self._name = name
-        self._leaser = leaser
-        self._sharded = sharded
-        self._patience = patience
-        self._listeners = listeners
-        self._subscribers: list[Subscriber] = []
-        self._making = asyncio.Lock()
+    _topology: Topology
+    _layout: Layout
+    _name: str
+    _listeners: Listeners
+    _leaser: Leaser
+    _sharded: bool
+    _patience: float
+    _subscribers: list[Subscriber] = []
+    _making: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def replaced(self) -> int:
