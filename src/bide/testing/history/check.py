@@ -36,7 +36,6 @@ from bide.testing.history.gathered import (
     Op,
     differs,
     earliest,
-    gather,
     sentence,
 )
 from bide.testing.history.moves import Moves
@@ -168,7 +167,7 @@ def check(events: Iterable[Event], *, late_over: Millis | None = None) -> Report
     `Report.late` lists the first deliveries that began more than `late_over` milliseconds after their planned instant.
     Raises ValueError for a history with an answer to a call that is not in it.
     """
-    got = gather(events)
+    got = Gathered(events)
     rules = Deliveries(got)
     report, violations = got.report, list[Violation]()
     moves = Moves(got.header, got.clocks)

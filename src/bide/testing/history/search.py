@@ -22,6 +22,8 @@ from itertools import count, islice
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
+from msgspec.structs import replace
+
 from bide.core.records import OnConflict, Result, State
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event
@@ -41,12 +43,11 @@ from bide.testing.history.gathered import (
     Op,
     Task,
     TaskHistory,
-    Unsure,
     Wrong,
     earliest,
     same,
 )
-from bide.testing.history.moves import EXPLAIN, Moves, due_between, given_back, replaceable
+from bide.testing.history.moves import Moves, given_back, held
 
 _WAITING, _LEASED = State.WAITING, State.LEASED
 _PATIENCE = 20_000
@@ -125,10 +126,7 @@ class Search:
                 continue
             # stuck: an unseen change is missing, or an earlier choice was wrong. A state that failed before with fewer
             # lost calls used fails again
-            state = (
-                self.next, self.group, self.left, tuple(map(id, active)),
-                self.task.known if type(self.task) is Unsure else id(self.task),
-            )  # fmt: skip
+            state = self.next, self.group, self.left, tuple(map(id, active)), self.task
             before = tried.setdefault(state, [])
             if not any(used <= self.used for used in before):
                 before.append(self.used)
@@ -157,8 +155,7 @@ class Search:
                 ) and (
                     task.token == now or task.token is ANY
                 ) and self.moves.read(task, op) is None:  # fmt: skip
-                    if type(task) is Unsure:
-                        self.task = op.seen
+                    self.task = op.seen
                     self._take(op)
                     return True
             elif kind == ABSENT:
@@ -187,7 +184,7 @@ class Search:
             assert task is not None
             if now != task.token:
                 self._may_turn(blocked)
-                self.task = self.moves.settled(task, settle)
+                self.task = self.moves.after_settle(task, settle.ask, self.moves.during(settle.ask, settle.answer))  # type: ignore[arg-type]
                 self._take(settle)
                 return True
         if write is None:
@@ -201,7 +198,7 @@ class Search:
         if write.token <= self.last:
             wrong = ("P12", "token %d was given twice", write.token)
         else:
-            wrong = EXPLAIN[write.kind](self.moves, self.task, write)
+            wrong = self.moves.write(self.task, write)
         if wrong is not None:
             self._stop(write, wrong)
             return False
@@ -246,7 +243,7 @@ class Search:
 
     def _extended(self, op: Op) -> None:
         assert self.task is not None
-        self.task = Unsure(self.task, wake_at=self.unseen.until(op.ask, op.answer))
+        self.task = replace(self.task, wake_at=self.unseen.until(op.ask, op.answer))
         self._take(op)
 
     # --- unseen changes, and choices
@@ -380,7 +377,7 @@ class Unseen:
         """True if the next operation would still be wrong after this change."""
         for op in active:
             if op.kind <= LAST_WRITE and op.token == token:
-                return EXPLAIN[op.kind](self._moves, made, op) is not None
+                return self._moves.write(made, op) is not None
             if op.kind == SHOWN and op.token == token:
                 return made is None or self._moves.read(made, op) is not None
             if op.kind == ABSENT and made is None:
@@ -399,37 +396,9 @@ class Unseen:
             if type(ask) is ev.Settling:
                 return self._moves.after_settle(task, ask, now)
             assert type(ask) is ev.Extending
-            return NOBODY if task.wake_at == ask.until else Unsure(task, wake_at=self.until(ask, None))
-        if task is not None and ask.if_token is not None and not same(task.token, ask.if_token):
-            return NOBODY
-        if ask.asks is Asks.SCHEDULE:
-            due = due_between(ask.due, ask.grain, *now)
-            if task is not None and not replaceable(task, ask.on_conflict, *due):
-                return NOBODY
-            return Unsure(
-                NOBODY, id=ask.id, due_at=due, wake_at=(max(due[0], now[0]), NEVER), token=ANY, created_at=now,
-                group=ANY, deadline=ask.deadline,
-            )  # fmt: skip
-        if task is None:
-            return NOBODY
-        if ask.asks is Asks.CANCEL:
-            if task.state is not _WAITING and task.state is not _LEASED:
-                return NOBODY
-            if ask.keeps is False:
-                return None
-            token = task.token
-            wake = task.wake_at if task.state is _WAITING else ANY if token is ANY else (0, token // 1000)
-            return Unsure(task, state=State.CANCELLED, wake_at=wake, token=ANY, finished_at=now, keep_until=ANY)
-        due = due_between(ask.due, ask.grain, *now)
-        wake = (max(due[0], now[0]), NEVER)
-        if ask.asks is Asks.MOVE:
-            if task.state is not _WAITING:
-                return NOBODY
-            deadline = task.deadline if ask.deadline is None else ask.deadline
-            return Unsure(task, due_at=due, wake_at=wake, planned_at=0, token=ANY, deadline=deadline)
-        if task.state is not State.DEAD:
-            return NOBODY
-        return Unsure(NOBODY, id=ask.id or ANY, group=task.group, due_at=due, wake_at=wake, token=ANY, created_at=now)
+            return NOBODY if task.wake_at == ask.until else replace(task, wake_at=self.until(ask, None))
+        made = self._moves.made(task, ask, now)
+        return None if ask.asks is Asks.CANCEL and ask.keeps is False and made is not NOBODY else made
 
     # --- changes by workers
 
@@ -450,25 +419,15 @@ class Unseen:
             if op.kind == SHOWN and op.seen is not None and op.seen.state is _LEASED:
                 shown.add(op.seen.wake_at)
         again = task.state is _LEASED and task.token is ANY
-        taken: list[Way] = []
+        found: list[ev.Leasing] = []
         for leasings in self._leasings:
             # only the lease that ends first is tried: a later end explains no more, unless exactly that end was shown.
             # A second unreported lease in a row is tried only for such an end, or where attempts were counted
             if not again or self._counted(task, token):
-                taken += islice(self._held(task, leasings.in_order, at), 1)
+                found += islice(self._untold(leasings.in_order, at), 1)
             for until in shown:
-                taken += self._held(task, leasings.by_until.get(until, ()), at)
-        return taken
-
-    def _held(self, task: Task, leasings: Iterable[tuple[int, ev.Leasing]], at: Search) -> Iterator[Way]:
-        lost = task.state is _LEASED
-        for leasing in self._untold(leasings, at):
-            held = Unsure(
-                task, state=_LEASED, wake_at=leasing.until if self._exact else ANY, token=ANY,
-                planned_at=task.planned_at if lost else task.wake_at, attempt=task.attempt + 1,
-                losses=task.losses + lost,
-            )  # fmt: skip
-            yield leasing.call, held
+                found += self._untold(leasings.by_until.get(until, ()), at)
+        return [(leasing.call, held(task, leasing.until if self._exact else ANY)) for leasing in found]
 
     def _untold(self, leasings: Iterable[tuple[int, ev.Leasing]], at: Search) -> Iterator[ev.Leasing]:
         """Lease calls that may have leased this task without an answer that reports it, up to the current state."""
@@ -486,7 +445,7 @@ class Unseen:
             return []
         for leasings in self._leasings:
             for leasing in self._untold(leasings.in_order, at):
-                held = Unsure(task, attempt=task.attempt + 1)
+                held = replace(task, attempt=task.attempt + 1)
                 return [(leasing.call, given_back(held, self._moves.after(leasing)))]
         return []
 
