@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import count, islice
+from itertools import accumulate, count, islice
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -77,16 +77,11 @@ class Search:
         self.moves = moves
         self.unseen = Unseen(history, moves, leasings, exact)
         self.ops = sorted(history.ops, key=attrgetter("asked"))
-        tokens: dict[int, int] = {}
-        self.written: set[int] = set()
+        self.written = {op.token for op in self.ops if op.kind <= LAST_WRITE}
         """The versions that an answer reported as made: an operation that shows such a version comes after it."""
-        for op in self.ops:
-            if op.kind <= SHOWN:
-                tokens[op.token] = tokens.get(op.token, 0) + 1
-                if op.kind <= LAST_WRITE:
-                    self.written.add(op.token)
-        self.groups = sorted(tokens.items())
-        """The versions that operations made or showed, in order, each with the number of these operations."""
+        lowest = accumulate((_version(op) for op in reversed(self.ops)), min, initial=NEVER)
+        self._lowest = list(lowest)[::-1]
+        """The lowest version that the operations from each place on made or showed."""
         self.stuck: Stuck | None = None
         # the state of the current order
         self.task: Task | None = None
@@ -96,8 +91,8 @@ class Search:
         self.active: list[Op] = []
         self.soonest = NEVER
         """The earliest answer among the active operations: no operation called later can come before it."""
-        self.group = 0
-        self.left = self.groups[0][1] if self.groups else 0
+        self.now = NEVER
+        """The lowest version that an operation still to come made or showed."""
         self.used: frozenset[int] = frozenset()
         self.in_a_row = 0
         """The number of unseen changes since the last operation."""
@@ -107,18 +102,9 @@ class Search:
         self.ways = count()
 
     def run(self) -> Stuck | None:
-        ops, active, most = self.ops, self.active, len(self.ops)
-        budget = 8 * most + _PATIENCE
+        budget = 8 * len(self.ops) + _PATIENCE
         tried: dict[Any, list[frozenset[int]]] = {}
-        while True:
-            active = self.active
-            while self.next < most and (op := ops[self.next]).asked <= self.soonest:
-                active.append(op)
-                if op.answered < self.soonest:
-                    self.soonest = op.answered
-                self.next += 1
-            if not active:
-                return None
+        while self._activate():
             budget -= 1
             if budget < 0:
                 raise Undecided
@@ -126,25 +112,36 @@ class Search:
                 continue
             # stuck: an unseen change is missing, or an earlier choice was wrong. A state that failed before with fewer
             # lost calls used fails again
-            state = self.next, self.group, self.left, tuple(map(id, active)), self.task
-            before = tried.setdefault(state, [])
+            before = tried.setdefault((self.next, tuple(map(id, self.active)), self.task), [])
             if not any(used <= self.used for used in before):
                 before.append(self.used)
                 self._push()
             if not self._back():
                 return self.stuck
+        return None
+
+    def _activate(self) -> bool:
+        """Add the operations that may come next to the active ones; False if no operation is left."""
+        ops, active = self.ops, self.active
+        soonest = min([op.answered for op in active], default=NEVER)
+        while self.next < len(ops) and (op := ops[self.next]).asked <= soonest:
+            active.append(op)
+            soonest = min(soonest, op.answered)
+            self.next += 1
+        self.soonest = soonest
+        self.now = min([self._lowest[self.next], *map(_version, active)])
+        return bool(active)
 
     # --- one step
 
     def _step(self) -> bool:
         """Take one operation; False if none can be taken."""
-        task, active = self.task, self.active
-        now = self.groups[self.group][0] if self.group < len(self.groups) else NEVER
+        task, now = self.task, self.now
         settle: Op | None = None
         write: Op | None = None
         extends: list[Op] | None = None
         blocked = False
-        for op in active:
+        for op in self.active:
             kind = op.kind
             if kind <= LAST_WRITE:
                 if op.token == now:
@@ -184,7 +181,7 @@ class Search:
             assert task is not None
             if now != task.token:
                 self._may_turn(blocked)
-                self.task = self.moves.after_settle(task, settle.ask, self.moves.during(settle.ask, settle.answer))  # type: ignore[arg-type]
+                self.task = self.moves.settled(task, settle)
                 self._take(settle)
                 return True
         if write is None:
@@ -211,20 +208,11 @@ class Search:
         return True
 
     def _take(self, op: Op) -> None:
-        active = self.active
-        active.remove(op)
+        self.active.remove(op)
         self.done += 1
         self.in_a_row = 0
-        if op.answered <= self.soonest:
-            self.soonest = min([one.answered for one in active], default=NEVER)
         if op.kind <= SHOWN:
-            if op.token > self.last:
-                self.last = op.token
-            self.left -= 1
-            if not self.left:
-                self.group += 1
-                if self.group < len(self.groups):
-                    self.left = self.groups[self.group][1]
+            self.last = max(self.last, op.token)
 
     def _extend(self, extends: list[Op]) -> bool:
         """Take one of several concurrent extends, any of which may have been first; a lost extend may precede it."""
@@ -252,19 +240,6 @@ class Search:
         if self.stuck is None or self.done > self.stuck.done:
             self.stuck = Stuck(self.done, self.task, self.last, list(self.active), write, wrong)
 
-    def _snapshot(self) -> Any:
-        return (
-            self.task, self.last, self.next, list(self.active), self.soonest, self.group, self.left, self.used,
-            self.in_a_row, self.done,
-        )  # fmt: skip
-
-    def _restore(self, snapshot: Any) -> None:
-        (
-            self.task, self.last, self.next, active, self.soonest, self.group, self.left, self.used,
-            self.in_a_row, self.done,
-        ) = snapshot  # fmt: skip
-        self.active = list(active)
-
     def _may_turn(self, blocked: bool) -> None:
         """Before a right write, keep the unseen changes as choices: one of them may make a blocked operation right."""
         task = self.task
@@ -278,16 +253,17 @@ class Search:
     def _choose(self, ways: Sequence[Way | Op]) -> None:
         """Keep these as choices to return to."""
         if ways:
-            snapshot = self._snapshot()
+            here = self.task, self.last, self.next, tuple(self.active), self.used, self.in_a_row, self.done
             for way in ways:
-                heappush(self.choices, (-self.done, self.in_a_row, next(self.ways), snapshot, way))
+                heappush(self.choices, (-self.done, self.in_a_row, next(self.ways), here, way))
 
     def _back(self) -> bool:
         """Return to the best remaining choice; False if none is left."""
         if not self.choices:
             return False
-        *_, snapshot, way = heappop(self.choices)
-        self._restore(snapshot)
+        *_, here, way = heappop(self.choices)
+        self.task, self.last, self.next, active, self.used, self.in_a_row, self.done = here
+        self.active = list(active)
         if isinstance(way, Op):
             self._extended(way)
             return True
@@ -296,6 +272,11 @@ class Search:
         if number:
             self.used |= {number}
         return True
+
+
+def _version(op: Op) -> int:
+    """The version that the operation made or showed; NEVER: none."""
+    return op.token if op.kind <= SHOWN else NEVER
 
 
 _NONE: frozenset[int] = frozenset()
@@ -341,7 +322,7 @@ class Unseen:
     def ways(self, at: Search) -> list[Way]:
         """The possible unseen changes in the current state of the search, the likeliest first."""
         task, moves, ways = at.task, self._moves, []
-        token = at.groups[at.group][0] if at.group < len(at.groups) else NEVER
+        token = at.now
         still = task is not None and task.token == token  # the same version is shown again
         for place, ask in self._lost:
             if place > at.soonest:
