@@ -81,5 +81,5 @@ class PlayedStore(HttpStore):
         await self._service.stop()
 
 
-def test_a_service_answers_as_memory_does() -> None:
+def test_a_service_answers_as_it_must() -> None:
     assert play(lambda: PlayedStore(MemoryStore), games=45, moves=100) >= 3_000

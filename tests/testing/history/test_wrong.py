@@ -474,14 +474,14 @@ def left_by_nobody(story: Story, wrong: bool) -> None:
 # --- P12, tokens, ids and attempts
 
 
-@found("P12", "leased as attempt 3 after attempt 1")
+@found("P12", "leased as attempt 3, but it must be attempt 2")
 def an_attempt_is_left_out(story: Story, wrong: bool) -> None:
     held = story.run(story.schedule())
     again = story.settle(held, OutcomeKind.RETRY, wake=In(50), error="x")
     story.done(replace(again, attempt=2) if wrong else again)
 
 
-@found("P12", "leased as attempt 1 after attempt 1")
+@found("P12", "leased as attempt 1, but it must be attempt 2")
 def an_attempt_is_not_counted(story: Story, wrong: bool) -> None:
     held = story.run(story.schedule())
     again = story.settle(held, OutcomeKind.RETRY, wake=In(50), error="x")
@@ -501,7 +501,7 @@ def a_delivery_has_another_attempt(story: Story, wrong: bool) -> None:
 
 Step = Callable[[Story, bool, Seen], object]
 STEPS: dict[str, tuple[str, str, Step]] = {
-    "kept nothing": ("P4", "on_conflict=keep replaced a task that was waiting", lambda story, wrong, task:
+    "kept nothing": ("P4", "on_conflict=keep answered `replaced`, but the task was waiting", lambda story, wrong, task:
         story.schedule("b", over=task, on_conflict=OnConflict.KEEP if wrong else OnConflict.REPLACE)),
     "replaced though the token differs": ("P4", "and done to the one with token", lambda story, wrong, task:
         story.schedule("b", over=task, if_token=task.token - wrong)),
@@ -521,13 +521,13 @@ STEPS: dict[str, tuple[str, str, Step]] = {
         story.get(task, **said(wrong, token=task.token + 3))),
     "a token lags behind the clock": ("P12", "is less than the store's clock", lambda story, wrong, task:
         story.schedule("b", key="other", **said(wrong, token=story.now * 1000 - 5_000))),
-    "a life has another id": ("P12", "began one with id z", lambda story, wrong, task:
+    "a life has another id": ("P12", "a schedule made id z, but it must be b", lambda story, wrong, task:
         story.schedule("b", key="other", **said(wrong, id="z"))),
-    "a new life has a past": ("P12", "a new life begins with attempt 2", lambda story, wrong, task:
+    "a new life has a past": ("P12", "a schedule made attempt 2, but it must be 0", lambda story, wrong, task:
         story.schedule("b", key="other", **said(wrong, attempt=2))),
     "two tasks have one id": ("P12", "which is that of t/k", lambda story, wrong, task:
         story.schedule("a" if wrong else "b", key="other")),
-    "a move changes the id": ("P12", "a move made id z of a", lambda story, wrong, task:
+    "a move changes the id": ("P12", "a move made id z, but it must be a", lambda story, wrong, task:
         story.move(task, In(500), **said(wrong, id="z"))),
     "a lease changes the id": ("P12", "leased with id z", lambda story, wrong, task:
         story.done(replace(task, **said(wrong, id="z")))),

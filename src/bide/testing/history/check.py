@@ -19,24 +19,20 @@ from operator import attrgetter
 from typing import Any
 
 from bide.core.instants import Millis
-from bide.core.records import State
 from bide.testing.history import events as ev
 from bide.testing.history.deliveries import Deliveries
-from bide.testing.history.events import Event
+from bide.testing.history.events import Event, Seen
 from bide.testing.history.gathered import (
     ABSENT,
-    EXTENDED,
     LAST_WRITE,
     LEASED,
     NOBODY,
     REFUSED,
-    SETTLED,
     SHOWN,
     Gathered,
     Op,
     differs,
     earliest,
-    gather,
     sentence,
 )
 from bide.testing.history.moves import Moves
@@ -61,56 +57,48 @@ def breach(search: Search, stuck: Stuck, moves: Moves) -> Violation:
 
 
 def _wrong(search: Search, stuck: Stuck, op: Op, moves: Moves) -> tuple[Any, ...]:
-    task, kind = stuck.task, op.kind
-    if kind == SHOWN:
-        return _shown(search, stuck, op, moves)
+    task, seen, kind = stuck.task, op.seen, op.kind
+    live = task is not None and task.state.live
     if kind == ABSENT:
         what = f"{op.ask.asks.value} was told" if type(op.ask) is ev.Asked else "in the end the store showed"
-        if task is not None and task.state in (State.WAITING, State.LEASED):
-            return "P2", what + " that there was no such task; but %s", task
+        what += " that there was no such task"
         if task is None:  # only together with something else
-            return "P4", what + " that there was no such task, at a time when there was one"
-        return "P4", what + " that there was no such task; but %s, and is kept until %s", task, task.keep_until
+            return "P4", what + ", at a time when there was one"
+        if live:
+            return "P2", what + "; but %s", task
+        return "P4", what + "; but %s, and is kept until %s", task, task.keep_until
+    verb = "a settle" if type(op.ask) is ev.Settling else "an extend"
     if kind == REFUSED:
-        return "P3", _verb(op) + " with token %s was refused, though it was that of the live lease", op.token
-    if kind in (SETTLED, EXTENDED):
-        return "P3", _verb(op) + " with token %s was accepted, but %s", op.token, task or NOBODY
-    assert kind <= LAST_WRITE
-    older = next(
-        (one for one in search.ops if one.kind <= SHOWN and one.token < op.token and one.asked > op.answered), None
-    )
-    if older is None:
-        return "P4", "token %s was answered, but %s", op.token, task or NOBODY
-    if older.kind == SHOWN:
-        return ("P4", "the version with token %s was shown after that with token %s had been answered", older.token,
-                op.token)  # fmt: skip
-    return "P12", "token %s was given after token %s had been answered: it does not rise", older.token, op.token
-
-
-def _shown(search: Search, stuck: Stuck, op: Op, moves: Moves) -> tuple[Any, ...]:
-    task, seen = stuck.task, op.seen
-    assert seen is not None
-    left = type(op.ask) is ev.Left
-    ended = task is None or task.state not in (State.WAITING, State.LEASED)
-    if left and ended and (seen.state in (State.WAITING, State.LEASED) or task is None):
+        return "P3", verb + " with token %s was refused, though it was that of the live lease", op.token
+    if seen is None:  # settled or extended
+        return "P3", verb + " with token %s was accepted, but %s", op.token, task or NOBODY
+    if type(op.ask) is ev.Left and not live and (seen.state.live or task is None):
         text = "the task is left in the store as %s with token %s, but %s"
         return "P10", text, seen.state, seen.token, task or NOBODY
-    older = [one for one in search.ops if one.kind <= LAST_WRITE and one.token < op.token and one.asked > op.answered]
-    if older:
-        text = "token %s was given after token %s had been answered: it does not rise"
-        return "P12", text, older[0].token, op.token
+    least = SHOWN if kind <= LAST_WRITE else LAST_WRITE
+    for older in search.ops:
+        if older.kind <= least and older.token < op.token and older.asked > op.answered:
+            if older.kind == SHOWN:
+                text = "the version with token %s was shown after that with token %s had been answered"
+                return "P4", text, older.token, op.token
+            return "P12", "token %s was given after token %s had been answered: it does not rise", older.token, op.token
+    if kind <= LAST_WRITE:
+        return "P4", "token %s was answered, but %s", op.token, task or NOBODY
+    return _shown(search, stuck, op, seen, moves)
+
+
+def _shown(search: Search, stuck: Stuck, op: Op, seen: Seen, moves: Moves) -> tuple[Any, ...]:
+    task = stuck.task
     if op.token <= stuck.last and (task is None or task.token != op.token):
         return "P4", "the version with token %s was shown after that with token %s", op.token, stuck.last
-    if task is not None:
-        if task.token != op.token:
-            if seen.id != task.id and _lived(search, op).get(seen.id):
-                return "P5", "the life with id %s is shown again with token %s, but %s", seen.id, op.token, task
-            if differs(task, seen) in ("token", None):
-                return "P12", "token %s is shown, though nothing happened since token %s", op.token, task.token
-        wrong = moves.read(task, op)
-        if wrong is not None:
-            return wrong
-    return "P4", "a task with token %s is shown as %s, which nothing made it; %s", op.token, seen.state, task or NOBODY
+    if task is not None and task.token != op.token:
+        if seen.id != task.id and _lived(search, op).get(seen.id):
+            return "P5", "the life with id %s is shown again with token %s, but %s", seen.id, op.token, task
+        if differs(task, seen) in ("token", None):
+            return "P12", "token %s is shown, though nothing happened since token %s", op.token, task.token
+    wrong = None if task is None else moves.read(task, op)
+    text = "a task with token %s is shown as %s, which nothing made it; %s"
+    return wrong or ("P4", text, op.token, seen.state, task or NOBODY)
 
 
 def _older(search: Search, stuck: Stuck, op: Op, wrong: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -152,10 +140,6 @@ def _events(search: Search, stuck: Stuck, culprit: Op) -> list[Event]:
     return sorted(events.values(), key=attrgetter("at"))
 
 
-def _verb(op: Op) -> str:
-    return "a settle" if type(op.ask) is ev.Settling else "an extend"
-
-
 PURGED_AFTER: Millis = 61_000
 """The time that an ended task may remain after its retention: workers purge once a minute."""
 
@@ -168,7 +152,7 @@ def check(events: Iterable[Event], *, late_over: Millis | None = None) -> Report
     `Report.late` lists the first deliveries that began more than `late_over` milliseconds after their planned instant.
     Raises ValueError for a history with an answer to a call that is not in it.
     """
-    got = gather(events)
+    got = Gathered(events)
     rules = Deliveries(got)
     report, violations = got.report, list[Violation]()
     moves = Moves(got.header, got.clocks)

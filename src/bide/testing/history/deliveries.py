@@ -11,6 +11,8 @@ ask for more while they wait for the tasks they hold (a consumer without a worke
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
+from typing import TypeAlias
 
 from bide.core.instants import Millis
 from bide.core.records import OutcomeKind, Result, Topic
@@ -20,6 +22,10 @@ from bide.testing.history.gathered import CANCELLED, LAST_WRITE, SETTLED, Gather
 from bide.testing.history.report import Violation
 
 _LEASE_LOST, _DEADLINE = "holder lost", "deadline"
+Found: TypeAlias = tuple[str, str, list[Event]]
+"""A broken promise, the sentence and the events that show it."""
+Begun: TypeAlias = dict[int, tuple[int, ev.Began]]
+"""Deliveries with their places in the history, by the token of their lease."""
 
 
 class Deliveries:
@@ -31,25 +37,27 @@ class Deliveries:
 
     def wrong(self, history: TaskHistory) -> Iterator[Violation]:
         """The violations among the deliveries of one task."""
-        cancels: dict[str, Op] = {}
+        for promise, what, events in self._found(history):
+            yield Violation(promise, history.topic, history.key, what, sorted(events, key=attrgetter("at")))
+
+    def _found(self, history: TaskHistory) -> Iterator[Found]:
+        cancels = {
+            op.seen.id: op
+            for op in history.ops
+            if op.kind == CANCELLED and op.seen is not None and op.answer.result is Result.CANCELLED  # type: ignore[union-attr]
+        }
         """By the id of a life, the cancel that found it waiting."""
-        for op in history.ops:
-            if op.kind == CANCELLED and op.seen is not None and op.answer.result is Result.CANCELLED:  # type: ignore[union-attr]
-                cancels[op.seen.id] = op
-        settles = [op for op in history.ops if op.kind == SETTLED]
-        began: dict[int, tuple[int, ev.Began]] = {}
+        began: Begun = {}
         for place, one in history.began:
             lease = history.leases.get(one.token)
             if lease is None:
-                yield _violation("P3", history, f"a delivery began with token {one.token}, which no lease gave", [one])
+                yield "P3", f"a delivery began with token {one.token}, which no lease gave", [one]
                 continue
             if one.token in began:
-                what = f"two deliveries of the lease with token {one.token}"
-                yield _violation("P3", history, what, [began[one.token][1], one])
+                yield "P3", f"two deliveries of the lease with token {one.token}", [began[one.token][1], one]
                 continue
             began[one.token] = place, one
-            if (wrong := self._not_its(history, one, lease) or self._early(history, one, lease)) is not None:
-                yield wrong
+            yield from self._begun(one, lease)
             # a life that was replaced while leased is no longer the task that is cancelled: its delivery is under way,
             # even if the handler has not begun, and its settle is refused
             cancel = cancels.get(one.id)
@@ -59,73 +67,62 @@ class Deliveries:
                     f"a delivery with token {one.token} began {after:.3f} ms after the answer `cancelled`, which has "
                     f"token {cancel.token}"
                 )
-                yield _violation("P4", history, what, [lease.ask, lease.answer, cancel.ask, cancel.answer, one])
-        for settle in settles:
-            if (wrong := self._unbegun(history, settle, began)) is not None:
-                yield wrong
+                yield "P4", what, [lease.ask, lease.answer, cancel.ask, cancel.answer, one]
+        for settle in history.ops:
+            if settle.kind == SETTLED:
+                yield from self._unbegun(history, settle, began)
 
-    def _not_its(self, history: TaskHistory, one: ev.Began, lease: Op) -> Violation | None:
-        seen = lease.seen
-        assert seen is not None
-        for name, promise in (("id", "P12"), ("attempt", "P12"), ("planned_at", "P1")):
-            told_of, given = getattr(one, name), getattr(seen, name)
-            if told_of != given:
-                what = f"delivered with {name} {told_of}, but its lease, with token {one.token}, has {given}"
-                return _violation(promise, history, what, [lease.ask, lease.answer, one])
-        return None
-
-    def _early(self, history: TaskHistory, one: ev.Began, lease: Op) -> Violation | None:
+    def _begun(self, one: ev.Began, lease: Op) -> Iterator[Found]:
+        """A delivery that is not as it was leased, or early."""
         seen, ask, answer = lease.seen, lease.ask, lease.answer
         assert seen is not None
         assert type(ask) is ev.Leasing
         assert type(answer) is ev.Leased
-        if one.clock + self.slack >= seen.planned_at or seen.losses:  # after a lost lease the lease's end counts
-            return None
-        # a delivery is not early if the lease was on time and the clock went back since
+        for name, promise in (("id", "P12"), ("attempt", "P12"), ("planned_at", "P1")):
+            is_told, given = getattr(one, name), getattr(seen, name)
+            if is_told != given:
+                what = f"delivered with {name} {is_told}, but its lease, with token {one.token}, has {given}"
+                yield promise, what, [ask, answer, one]
+        # not early if the lease was on time and the clock went back since; after a lost lease, its end counts
         went_back = ask.clock + (one.at - ask.at) * 99 // 100_000_000 - one.clock
-        if answer.clock >= seen.planned_at and went_back > self.slack + 5:
-            return None
-        what = (
-            f"a delivery with token {one.token} began at {one.clock}, {seen.planned_at - one.clock} ms before its wake "
-            f"at {seen.planned_at}"
-        )
-        return _violation("P1", history, what, [ask, answer, one])
-
-    def _unbegun(self, history: TaskHistory, settle: Op, began: dict[int, tuple[int, ev.Began]]) -> Violation | None:
-        """A violation if the task ended as done or dead and never ran."""
-        ask = settle.ask
-        assert type(ask) is ev.Settling
-        delivery = began.get(ask.token)
-        if ask.verdict is OutcomeKind.DONE:
-            if delivery is None:
-                what = f"the lease with token {ask.token} was settled as done, and no delivery of it ever began"
-                return _violation("P2", history, what, [ask, settle.answer])
-            if delivery[0] > settle.asked:
-                what = f"the lease with token {ask.token} was settled as done before its delivery began"
-                return _violation("P2", history, what, [ask, settle.answer, delivery[1]])
-            return None
-        if ask.verdict is not OutcomeKind.DEAD or delivery is not None:
-            return None
-        lease = history.leases.get(ask.token)
-        if lease is None or lease.seen is None:
-            return None
-        seen, error = lease.seen, ask.error or ""
-        if any(one.id == seen.id for _, one in began.values()):
-            return None
-        if error.startswith(_DEADLINE):
-            latest = (max(ask.clock, settle.answer.clock) if type(settle.answer) is ev.Told else ask.clock) + self.slack
-            if seen.deadline is not None and latest > seen.deadline:
-                return None
-            what = f"dead by its deadline, {seen.deadline}, at {ask.clock}, and it never ran"
-        elif error.startswith(_LEASE_LOST):
-            if seen.losses >= self.got.header.losses:
-                return None
+        on_time = answer.clock >= seen.planned_at and went_back > self.slack + 5
+        if one.clock + self.slack < seen.planned_at and not seen.losses and not on_time:
             what = (
-                f"dead after {seen.losses} lost leases, of {self.got.header.losses} that are allowed, and it never ran"
+                f"a delivery with token {one.token} began at {one.clock}, {seen.planned_at - one.clock} ms before its "
+                f"wake at {seen.planned_at}"
             )
+            yield "P1", what, [ask, answer, one]
+
+    def _unbegun(self, history: TaskHistory, settle: Op, began: Begun) -> Iterator[Found]:
+        """A task that ended as done or dead and never ran."""
+        ask, answer, delivery, lease = (
+            settle.ask,
+            settle.answer,
+            began.get(settle.token),
+            history.leases.get(settle.token),
+        )
+        assert type(ask) is ev.Settling
+        if ask.verdict is OutcomeKind.DONE:
+            what = f"the lease with token {ask.token} was settled as done"
+            if delivery is None:
+                yield "P2", f"{what}, and no delivery of it ever began", [ask, answer]
+            elif delivery[0] > settle.asked:
+                yield "P2", f"{what} before its delivery began", [ask, answer, delivery[1]]
+        if ask.verdict is not OutcomeKind.DEAD or delivery is not None or lease is None or lease.seen is None:
+            return
+        seen, error, most = lease.seen, ask.error or "", self.got.header.losses
+        latest = (max(ask.clock, answer.clock) if type(answer) is ev.Told else ask.clock) + self.slack
+        if any(one.id == seen.id for _, one in began.values()):
+            return
+        if error.startswith(_DEADLINE):
+            right = seen.deadline is not None and latest > seen.deadline
+            what = f"dead by its deadline, {seen.deadline}, at {ask.clock}"
+        elif error.startswith(_LEASE_LOST):
+            right, what = seen.losses >= most, f"dead after {seen.losses} lost leases, of {most} that are allowed"
         else:
-            what = f"dead, with the error {ask.error!r}, and it never ran"
-        return _violation("P2", history, what, [lease.ask, lease.answer, ask, settle.answer])
+            right, what = False, f"dead, with the error {ask.error!r}"
+        if not right:
+            yield "P2", f"{what}, and it never ran", [lease.ask, lease.answer, ask, answer]
 
     # --- over all tasks
 
@@ -139,7 +136,8 @@ class Deliveries:
                     if known[0] is not history:
                         other, first = known
                         what = f"its life has the id {op.seen.id}, which is that of {other.topic}/{other.key}"
-                        yield _violation("P12", history, what, [first.ask, first.answer, op.ask, op.answer])
+                        events = sorted([first.ask, first.answer, op.ask, op.answer], key=attrgetter("at"))
+                        yield Violation("P12", history.topic, history.key, what, events)
                         break
 
     def too_many(self) -> tuple[int, list[Violation]]:
@@ -189,27 +187,22 @@ class Deliveries:
         if end is None:
             return
         for _, left in got.left:
-            task = left.task
-            history = got.tasks.get((left.topic, left.key))
+            task, history = left.task, got.tasks.get((left.topic, left.key))
+            events = [] if history is None else _last(history)
             if history is None:
                 what = f"the store holds a task that is {task.state}, with id {task.id}, and nobody ever asked for it"
-                yield Violation("P10", left.topic, left.key, what, [left])
-            elif task.state.live:
-                if end.drained:
-                    what = f"it is left as {task.state}, to wake at {task.wake_at}, at the end, {end.clock}"
-                    yield Violation("P10", left.topic, left.key, what, [*_last(history), left])
-            elif (task.keep_until or 0) <= end.clock - purged_after - self.slack:
+            elif task.state.live and end.drained:
+                what = f"it is left as {task.state}, to wake at {task.wake_at}, at the end, {end.clock}"
+            elif not task.state.live and (task.keep_until or 0) <= end.clock - purged_after - self.slack:
                 what = (
                     f"it is left as {task.state}, was kept until {task.keep_until}, and is there still at {end.clock}"
                 )
-                yield Violation("P10", left.topic, left.key, what, [*_last(history), left])
+            else:
+                continue
+            yield Violation("P10", left.topic, left.key, what, [*events, left])
 
 
 def _last(history: TaskHistory) -> list[Event]:
     """The events of the last two operations before the final read."""
     done = [op for op in history.ops if type(op.ask) is not ev.Left]
     return [event for op in done[-2:] for event in (op.ask, op.answer)]
-
-
-def _violation(promise: str, history: TaskHistory, what: str, events: list[Event]) -> Violation:
-    return Violation(promise, history.topic, history.key, what, sorted(events, key=lambda event: event.at))

@@ -4,8 +4,8 @@ One pass, O(events). An `Op` is one change or read that took effect at one insta
 `answered`. These are places in the history and not times: several events may have the same time, but their order is
 known.
 
-A task that the store showed to a caller is a `Seen`. A task that no caller saw is an `Unsure`, with as much of it as
-can be known: an unknown field is `ANY`, or a range (earliest, latest).
+A task that no caller saw is a `Seen`, too, with as much of it as can be known: an unknown field is `ANY`, or a range
+(earliest, latest).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EXTENDED, SETTLED = 7, 8
 REFUSED = 9
 """An extend or settle that was answered with false."""
 
-_MADE = {
+MADE = {
     Result.CREATED: SCHEDULED,
     Result.REPLACED: SCHEDULED,
     Result.MOVED: MOVED,
@@ -47,7 +47,6 @@ _MADE = {
 }
 Lost: TypeAlias = ev.Asked | ev.Settling | ev.Extending
 Question: TypeAlias = Lost | ev.Leasing
-_NO_QUESTION = (0, None)
 
 
 class Op(Struct, eq=False, gc=False):
@@ -63,20 +62,17 @@ class Op(Struct, eq=False, gc=False):
     seen: Seen | None
 
 
-class TaskHistory:
+class TaskHistory(Struct, eq=False):
     """The part of a history that concerns one task."""
 
-    __slots__ = ("began", "key", "leases", "left", "lost", "ops", "topic")
-
-    def __init__(self, topic: Topic, key: str) -> None:
-        self.topic = topic
-        self.key = key
-        self.ops: list[Op] = []
-        self.lost: list[tuple[int, Lost]] = []
-        """Calls that may or may not have taken effect, with their places, in order of place."""
-        self.began: list[tuple[int, ev.Began]] = []
-        self.leases: dict[Token, Op] = {}
-        self.left = False
+    topic: Topic
+    key: str
+    ops: list[Op] = []
+    lost: list[tuple[int, Lost]] = []
+    """Calls that may or may not have taken effect, with their places, in order of place."""
+    began: list[tuple[int, ev.Began]] = []
+    leases: dict[Token, Op] = {}
+    left: bool = False
 
 
 class Leasings:
@@ -115,16 +111,13 @@ class Clocks:
 
 
 class Gathered:
-    """A history split by task and by holder."""
+    """A history split by task and by holder. Raises ValueError for an answer without its call."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: Iterable[Event]) -> None:
         self.header = ev.Header()
         self.tasks: dict[tuple[Topic, str], TaskHistory] = {}
         self.leasings: dict[Topic, list[tuple[int, ev.Leasing]]] = {}
         """Lease calls, by topic, in the order of time."""
-        self.lost_leasings: set[int] = set()
-        """The numbers of the lease calls that were never answered."""
-        self._by_topic: dict[Topic, tuple[Leasings, Leasings]] = {}
         self.leased: list[tuple[int, ev.Leasing, ev.Leased]] = []
         """Lease calls whose answer held a task, with their place in the history."""
         self.ended: dict[tuple[str, Topic, str, Token], int] = {}
@@ -139,169 +132,162 @@ class Gathered:
         """True if leases end exactly when their holders ask; a store with a clock of its own counts from that clock."""
         self.report = Report()
         """With the counts of the events."""
+        self._open: dict[int, tuple[int, Question]] = {}
+        """Calls that are not answered yet, with their places, by number."""
+        self._unsure: list[tuple[int, Question]] = []
+        """Calls that failed and may have taken effect."""
+        self._refused: list[tuple[int, Question]] = []
+        """Extends that were refused. If one was sent twice, the first may have been accepted, the second refused."""
+        self._lost_leasings: set[int] = set()
+        self._by_topic: dict[Topic, tuple[Leasings, Leasings]] = {}
+        for place, event in enumerate(events, 1):
+            self.report.events = place
+            if type(event) is not ev.Leased and (clock := getattr(event, "clock", None)) is not None:
+                self.clocks.add(place, clock)
+            _STEPS[type(event)](self, place, event)
+        self._finish()
+
+    def task(self, topic: Topic, key: str) -> TaskHistory:
+        its = self.tasks.get((topic, key))
+        if its is None:
+            its = self.tasks[topic, key] = TaskHistory(topic, key)
+        return its
 
     def leasings_of(self, topic: Topic) -> tuple[Leasings, Leasings]:
         """The lease calls for a topic: those that were never answered, and the others."""
         known = self._by_topic.get(topic)
         if known is None:
-            lost: list[tuple[int, ev.Leasing]] = []
-            answered: list[tuple[int, ev.Leasing]] = []
-            for one in self.leasings.get(topic, ()):
-                (lost if one[1].call in self.lost_leasings else answered).append(one)
-            known = self._by_topic[topic] = Leasings(lost), Leasings(answered)
+            of, lost = self.leasings.get(topic, []), self._lost_leasings
+            known = self._by_topic[topic] = (
+                Leasings([one for one in of if one[1].call in lost]),
+                Leasings([one for one in of if one[1].call not in lost]),
+            )
         return known
 
+    # --- one event
 
-def gather(events: Iterable[Event]) -> Gathered:
-    """Split a history by task. Raises ValueError for an answer without its call."""
-    gathering = _Gathering()
-    number = 0
-    for number, event in enumerate(events, 1):
-        _STEPS[type(event)](gathering, number, event)
-    return gathering.end(number)
-
-
-class _Gathering:
-    """The pass over a history. Each step takes an event and its place."""
-
-    def __init__(self) -> None:
-        self._got = Gathered()
-        self._open: dict[int, tuple[int, Question]] = {}
-        """Calls that are not answered yet, with their places, by number."""
-        self._unsure: list[tuple[int, Question]] = []
-        """Calls that failed and may have taken effect."""
-        self._maybe: list[tuple[int, Question]] = []
-        """Extends that were refused and may have taken effect before."""
-
-    def asked(self, place: int, event: ev.Asked | ev.Settling | ev.Extending) -> None:
+    def _asked(self, place: int, event: Lost) -> None:
         self._open[event.call] = place, event
-        self._got.clocks.add(place, event.clock)
         if type(event) is ev.Asked:
-            self._got.report.calls += 1
+            self.report.calls += 1
         elif type(event) is ev.Settling:
-            self._got.settling.setdefault((event.topic, event.key, event.token), place)
+            self.settling.setdefault((event.topic, event.key, event.token), place)
 
-    def answered(self, place: int, event: ev.Answered) -> None:
-        asked, ask = self._open.pop(event.call, _NO_QUESTION)
-        if type(ask) is not ev.Asked:
-            raise _unasked(event, "asked")
-        self._got.report.answered += 1
-        self._got.clocks.add(place, event.clock)
-        seen = event.task
-        if seen is None:
-            op = Op(ABSENT, ask, event, asked, place, 0, None)
-        else:
-            kind = _MADE.get(event.result, SHOWN) if event.result is not None else SHOWN
-            op = Op(kind, ask, event, asked, place, seen.token, seen)
-        self._task(ask.topic, ask.key).ops.append(op)
+    def _answered(self, place: int, event: ev.Answered) -> None:
+        asked, ask = self._question(event, ev.Asked)
+        self.report.answered += 1
+        kind = MADE.get(event.result, SHOWN) if event.result is not None else SHOWN
+        token = 0 if event.task is None else event.task.token
+        op = Op(kind if event.task is not None else ABSENT, ask, event, asked, place, token, event.task)
+        self.task(ask.topic, ask.key).ops.append(op)
 
-    def told(self, place: int, event: ev.Told) -> None:
-        asked, ask = self._open.pop(event.call, _NO_QUESTION)
-        self._got.clocks.add(place, event.clock)
-        if type(ask) is not ev.Settling and type(ask) is not ev.Extending:
-            raise _unasked(event, "settling or extending")
-        if not event.ok:
-            kind = REFUSED
-            self._got.report.refused += 1
-            if type(ask) is ev.Extending:  # if it was sent twice, the first may have been accepted, the second refused
-                self._maybe.append((asked, ask))
-        elif type(ask) is ev.Settling:
-            kind = SETTLED
-            self._got.report.settled += 1
-        else:
-            kind = EXTENDED
-        self._task(ask.topic, ask.key).ops.append(Op(kind, ask, event, asked, place, ask.token, None))
+    def _told(self, place: int, event: ev.Told) -> None:
+        asked, ask = self._question(event, ev.Settling, ev.Extending)
+        settles = type(ask) is ev.Settling
+        self.report.settled += event.ok and settles
+        self.report.refused += not event.ok
+        if not event.ok and not settles:
+            self._refused.append((asked, ask))
+        kind = REFUSED if not event.ok else SETTLED if settles else EXTENDED
+        self.task(ask.topic, ask.key).ops.append(Op(kind, ask, event, asked, place, ask.token, None))
 
-    def leasing(self, place: int, event: ev.Leasing) -> None:
+    def _leasing(self, place: int, event: ev.Leasing) -> None:
         self._open[event.call] = place, event
-        self._got.clocks.add(place, event.clock)
         for topic in event.wants:
-            self._got.leasings.setdefault(topic, []).append((place, event))
+            self.leasings.setdefault(topic, []).append((place, event))
 
-    def leased(self, place: int, event: ev.Leased) -> None:
-        asked, ask = self._open.pop(event.call, _NO_QUESTION)
-        if type(ask) is not ev.Leasing:
-            raise _unasked(event, "leasing")
-        if not event.tasks:
-            return
-        got = self._got
-        got.leased.append((place, ask, event))
-        for held in event.tasks:
-            task = held.task
-            since = asked
-            made_at = task.token // 1000 - got.header.slack  # at the earliest, by the callers' clock
+    def _leased(self, place: int, event: ev.Leased) -> None:
+        asked, ask = self._question(event, ev.Leasing)
+        if event.tasks:
+            self.leased.append((place, ask, event))
+        for given in event.tasks:
+            task, since = given.task, asked
+            made_at = task.token // 1000 - self.header.slack  # at the earliest, by the callers' clock
             if made_at < ask.clock:
-                since = _made_since(got.leasings.get(held.topic, ()), ask.who, made_at, asked)
-            op = Op(LEASED, ask, event, since, place, task.token, task)
-            its = self._task(held.topic, held.key)
-            its.ops.append(op)
-            its.leases[task.token] = op
-            if task.wake_at != ask.until or got.header.own_clock:
-                got.exact = False
+                since = _made_since(self.leasings.get(given.topic, ()), ask.who, made_at, asked)
+            its = self.task(given.topic, given.key)
+            its.ops.append(Op(LEASED, ask, event, since, place, task.token, task))
+            its.leases[task.token] = its.ops[-1]
+            if task.wake_at != ask.until or self.header.own_clock:
+                self.exact = False
 
-    def began(self, place: int, event: ev.Began) -> None:
-        self._task(event.topic, event.key).began.append((place, event))
-        self._got.began_at.setdefault((event.topic, event.key, event.token), place)
-        self._got.clocks.add(place, event.clock)
+    def _began(self, place: int, event: ev.Began) -> None:
+        self.task(event.topic, event.key).began.append((place, event))
+        self.began_at.setdefault((event.topic, event.key, event.token), place)
 
-    def ended(self, place: int, event: ev.Ended) -> None:
-        self._got.ended[event.who, event.topic, event.key, event.token] = place
+    def _ended(self, place: int, event: ev.Ended) -> None:
+        self.ended[event.who, event.topic, event.key, event.token] = place
 
-    def failed(self, _: int, event: ev.Failed) -> None:
-        asked, ask = self._open.pop(event.call, _NO_QUESTION)
-        if ask is None:
-            raise _unasked(event, "asked")
+    def _failed(self, _: int, event: ev.Failed) -> None:
+        asked, ask = self._question(event)
         if event.unknown:
             self._unsure.append((asked, ask))
         else:
-            self._got.report.failed += 1
+            self.report.failed += 1
 
-    def died(self, _: int, event: ev.Died) -> None:
-        self._got.report.deaths += 1
+    def _died(self, _: int, event: ev.Died) -> None:
+        self.report.deaths += 1
 
-    def fault(self, place: int, event: ev.Fault) -> None:
-        self._got.report.faults += 1
-        if event.clock is not None:
-            self._got.clocks.add(place, event.clock)
+    def _fault(self, _: int, event: ev.Fault) -> None:
+        self.report.faults += 1
 
-    def left(self, place: int, event: ev.Left) -> None:
-        self._got.left.append((place, event))
-        self._got.clocks.add(place, event.clock)
+    def _is_left(self, place: int, event: ev.Left) -> None:
+        self.left.append((place, event))
 
-    def ending(self, place: int, event: ev.End) -> None:
-        self._got.end = event
-        self._got.clocks.add(place, event.clock)
+    def _is_over(self, _: int, event: ev.End) -> None:
+        self.end = event
 
-    def header(self, _: int, event: ev.Header) -> None:
-        self._got.header = event
+    def _begins(self, _: int, event: ev.Header) -> None:
+        self.header = event
 
-    def end(self, events: int) -> Gathered:
-        """Finish a history of this many events."""
-        got = self._got
-        got.report.events = events
+    def _question(self, answer: ev.Answered | ev.Told | ev.Leased | ev.Failed, *kinds: type[Question]) -> Any:
+        """The call that is answered, with its place."""
+        asked, ask = self._open.pop(answer.call, (0, None))
+        if ask is None or (kinds and type(ask) not in kinds):
+            what = " or ".join(kind.__name__.lower() for kind in kinds or (ev.Asked,))
+            raise ValueError(
+                f"call {answer.call}, answered at {answer.at}, is not open: before {type(answer).__name__} comes one "
+                f"{what!r} event with the same number, once; were all files given, and are the numbers of their calls "
+                "apart?"
+            )
+        return asked, ask
+
+    # --- the end
+
+    def _finish(self) -> None:
+        """Give each task its lost calls, and a final read: the version left in the store, or ABSENT if none was left.
+
+        A task whose retention is over is answered as absent but stays in the store until the next purge. If such a task
+        was absent before, no final read is added: it would prove nothing.
+        """
         self._unsure += self._open.values()  # no answer came, or the caller died before it could record one
-        got.report.unknown = len(self._unsure)
-        for place, lost in sorted(self._unsure + self._maybe, key=itemgetter(0)):
+        self.report.unknown = len(self._unsure)
+        for place, lost in sorted(self._unsure + self._refused, key=itemgetter(0)):
             if isinstance(lost, ev.Leasing):
-                got.lost_leasings.add(lost.call)
+                self._lost_leasings.add(lost.call)
             elif type(lost) is not ev.Asked or lost.asks is not Asks.GET:
-                self._task(lost.topic, lost.key).lost.append((place, lost))
-        _end(got)
-        return got
+                self.task(lost.topic, lost.key).lost.append((place, lost))
+        for place, left in self.left:
+            its, task = self.tasks.get((left.topic, left.key)), left.task
+            if its is not None:
+                its.left = True
+                keep = task.keep_until
+                over = not task.state.live and keep is not None and keep <= left.clock + self.header.slack
+                if not (over and any(op.kind == ABSENT for op in its.ops)):
+                    its.ops.append(Op(SHOWN, left, left, place, place, task.token, task))
+        end, last = self.end, self.report.events
+        if end is not None and end.drained:
+            for its in self.tasks.values():
+                if not its.left:
+                    its.ops.append(Op(ABSENT, end, end, last, last, 0, None))
 
-    def _task(self, topic: Topic, key: str) -> TaskHistory:
-        its = self._got.tasks.get((topic, key))
-        if its is None:
-            its = self._got.tasks[topic, key] = TaskHistory(topic, key)
-        return its
 
-
-_STEPS: Mapping[type[Event], Callable[[_Gathering, int, Any], None]] = {
-    ev.Header: _Gathering.header, ev.Asked: _Gathering.asked, ev.Answered: _Gathering.answered,
-    ev.Failed: _Gathering.failed, ev.Leasing: _Gathering.leasing, ev.Leased: _Gathering.leased,
-    ev.Extending: _Gathering.asked, ev.Settling: _Gathering.asked, ev.Told: _Gathering.told,
-    ev.Began: _Gathering.began, ev.Ended: _Gathering.ended, ev.Died: _Gathering.died, ev.Fault: _Gathering.fault,
-    ev.Left: _Gathering.left, ev.End: _Gathering.ending,
+_STEPS: Mapping[type[Event], Callable[[Gathered, int, Any], None]] = {
+    ev.Header: Gathered._begins, ev.Asked: Gathered._asked, ev.Answered: Gathered._answered,
+    ev.Failed: Gathered._failed, ev.Leasing: Gathered._leasing, ev.Leased: Gathered._leased,
+    ev.Extending: Gathered._asked, ev.Settling: Gathered._asked, ev.Told: Gathered._told,
+    ev.Began: Gathered._began, ev.Ended: Gathered._ended, ev.Died: Gathered._died, ev.Fault: Gathered._fault,
+    ev.Left: Gathered._is_left, ev.End: Gathered._is_over,
 }  # fmt: skip
 
 
@@ -320,34 +306,6 @@ def _made_since(asked: Sequence[tuple[int, ev.Leasing]], who: str, clock: Millis
     return place
 
 
-def _end(got: Gathered) -> None:
-    """Add a final read of each task: the version left in the store, or ABSENT if none was left.
-
-    A task whose retention is over is answered as absent but stays in the store until the next purge. If such a task was
-    absent before, no final read is added: it would prove nothing.
-    """
-    end = got.end
-    for place, left in got.left:
-        its = got.tasks.get((left.topic, left.key))
-        if its is not None:
-            its.left = True
-            keep = left.task.keep_until
-            over = not left.task.state.live and keep is not None and keep <= left.clock + got.header.slack
-            if not (over and any(op.kind == ABSENT for op in its.ops)):
-                its.ops.append(Op(SHOWN, left, left, place, place, left.task.token, left.task))
-    if end is not None and end.drained:
-        for its in got.tasks.values():
-            if not its.left:
-                its.ops.append(Op(ABSENT, end, end, got.report.events, got.report.events, 0, None))
-
-
-def _unasked(event: ev.Answered | ev.Told | ev.Leased | ev.Failed, what: str) -> ValueError:
-    return ValueError(
-        f"call {event.call}, answered at {event.at}, is not open: before {type(event).__name__} comes one {what!r} "
-        "event with the same number, once; were all files given, and are the numbers of their calls apart?"
-    )
-
-
 _WAITING, _LEASED = State.WAITING, State.LEASED
 Wrong: TypeAlias = tuple[Any, ...] | None
 """A promise, a text and its values; None: all is right."""
@@ -362,38 +320,7 @@ ANY: Any = _Any()
 _NAMES = Seen.__struct_fields__
 
 
-class Unsure:
-    """A task as it must be, as far as it can be known, with the fields of `Seen`."""
-
-    __slots__ = _NAMES
-
-    id: Any
-    state: State
-    due_at: Any
-    wake_at: Any
-    planned_at: Any
-    attempt: Any
-    failures: Any
-    losses: Any
-    token: Any
-    created_at: Any
-    group: Any
-    deadline: Any
-    finished_at: Any
-    keep_until: Any
-    error: Any
-
-    def __init__(self, old: Task, **changed: Any) -> None:
-        for name in _NAMES:
-            setattr(self, name, changed[name] if name in changed else getattr(old, name))
-
-    @property
-    def known(self) -> tuple[Any, ...]:
-        """All fields, which distinguish it from another."""
-        return tuple(getattr(self, name) for name in _NAMES)
-
-
-Task: TypeAlias = Seen | Unsure
+Task: TypeAlias = Seen
 NOBODY = Seen("", _WAITING, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
@@ -424,7 +351,7 @@ def sentence(wrong: tuple[Any, ...]) -> str:
 def _shown(value: Any) -> Any:
     if type(value) is tuple:
         return f"{value[0]} or later" if value[1] >= NEVER else f"{value[0]} to {value[1]}"
-    if type(value) is not Seen and type(value) is not Unsure:
+    if type(value) is not Seen:
         return value
     if value is NOBODY:
         return "there was no task: never, or ended and forgotten"

@@ -1,31 +1,34 @@
 """The effect of each move on a task: the lifecycle's table again, as conditions on the states before and after.
 
-It is independent of `bide.core.lifecycle`, so that it finds errors there. Every function takes the task before the move
-(None: there was none) and an operation with its answer. It returns None if the answer is right, else the promise that
-it breaks and how: a text for `%` with its values, which is formatted only if it is read.
+It is independent of `bide.core.lifecycle`, so that it finds errors there. `results` says how a client's call may be
+answered, and `made` what it makes of the task, as far as that can be known: also for a call whose answer was lost. A
+check of an answer returns None if it is right, else the promise that it breaks and how: a text for `%` with its values,
+which is formatted only if it is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from msgspec.structs import replace
 
 from bide.core.instants import LAST_INSTANT, Due, In, Millis
 from bide.core.records import OnConflict, Result, State
 from bide.testing.history import events as ev
-from bide.testing.history.events import Asks, Event, Seen
+from bide.testing.history.events import Asks, Seen
 from bide.testing.history.gathered import (
     ANY,
     CANCELLED,
     LEASED,
+    MADE,
     MOVED,
     NEVER,
     NOBODY,
     REDRIVEN,
-    SCHEDULED,
     Clocks,
     Op,
     Task,
-    Unsure,
     Wrong,
     differs,
     earliest,
@@ -36,6 +39,12 @@ from bide.testing.history.gathered import (
 _WAITING, _LEASED, _DONE = State.WAITING, State.LEASED, State.DONE
 _CANCELLED, _DEAD = State.CANCELLED, State.DEAD
 _LIVE = (_WAITING, _LEASED)
+_LEASED_AS: Mapping[str, tuple[str, str]] = {
+    "id": ("P5", "leased with id %s, but the life that is to be delivered has id %s"),
+    "due_at": ("P5", "leased as due at %s, but it was due at %s"),
+    "planned_at": ("P4", "leased for %s, but it was to wake at %s"),
+    "attempt": ("P12", "leased as attempt %s, but it must be attempt %s"),
+}
 
 _UNNOTICED: Millis = 100
 """The most that a clock may seem to go back because several processes read it."""
@@ -74,197 +83,150 @@ class Moves:
 
     # --- clients' verbs
 
-    def scheduled(self, task: Task | None, op: Op) -> Wrong:
-        """Check a schedule that began a new life."""
+    def results(self, task: Task, ask: ev.Asked, now: tuple[Millis, Millis]) -> set[Result]:
+        """The results that a call may have on this task within `now`."""
+        asks, state, how = ask.asks, task.state, ask.on_conflict
+        if asks is not Asks.SCHEDULE and (
+            state in (_DONE, _CANCELLED) or (state is _DEAD and asks is not Asks.REDRIVE)
+        ):
+            return {Result.FINISHED}
+        found: set[Result] = set()
+        if ask.if_token is not None and task.token != ask.if_token:
+            found.add(Result.STALE_TOKEN)
+            if not same(task.token, ask.if_token):
+                return found
+        if asks is Asks.CANCEL:
+            found.add(Result.CANCELLED if state is _WAITING else Result.CANCELLED_WHILE_LEASED)
+        elif asks is Asks.REDRIVE:
+            found.add(Result.REDRIVEN if state is _DEAD else Result.UNDER_WAY)
+        elif asks is Asks.MOVE and state is _LEASED:
+            found.add(Result.UNDER_WAY)
+        elif asks is Asks.MOVE:
+            first, last = due_between(ask.due, ask.grain, *now)
+            deadline = task.deadline if ask.deadline is None else ask.deadline
+            if deadline is None or max(first, now[0]) <= deadline:
+                found.add(Result.MOVED)
+            if deadline is not None and max(last, now[1]) > deadline:
+                found.add(Result.REFUSED)
+        elif how is OnConflict.REPLACE or state is _CANCELLED or state is _DEAD:
+            found.add(Result.REPLACED)
+        elif how is OnConflict.REFUSE or how is OnConflict.KEEP:
+            found.add(Result.REFUSED if how is OnConflict.REFUSE else Result.KEPT)
+        elif state is not _WAITING:
+            found.add(Result.KEPT if how is OnConflict.EARLIEST and state is _LEASED else Result.REPLACED)
+        else:
+            due, there = due_between(ask.due, ask.grain, *now), (earliest(task.due_at), latest(task.due_at))
+            sooner, later = (due, there) if how is OnConflict.EARLIEST else (there, due)
+            if sooner[0] < later[1]:
+                found.add(Result.REPLACED)
+            if sooner[1] >= later[0]:
+                found.add(Result.KEPT)
+        return found
+
+    def made(self, task: Task | None, ask: ev.Asked, now: tuple[Millis, Millis]) -> Task:
+        """The task after the call took effect within `now`, if not forgotten; NOBODY: it would change nothing."""
+        if (ask.asks is not Asks.SCHEDULE) if task is None else not self.results(task, ask, now) & MADE.keys():
+            return NOBODY
+        if ask.asks is Asks.CANCEL:
+            assert task is not None
+            wake = task.wake_at if task.state is _WAITING else _started(task, now)
+            return replace(task, state=_CANCELLED, wake_at=wake, token=ANY, finished_at=now, keep_until=ANY)
+        due = due_between(ask.due, ask.grain, *now)
+        wake = max(due[0], now[0]), max(due[1], now[1])
+        if ask.asks is Asks.MOVE:
+            assert task is not None
+            deadline = task.deadline if ask.deadline is None else ask.deadline
+            return replace(task, due_at=due, wake_at=wake, planned_at=0, token=ANY, deadline=deadline)
+        return replace(
+            NOBODY, id=ask.id or ANY, group=ANY if task is None or ask.asks is Asks.SCHEDULE else task.group,
+            due_at=due, wake_at=wake, token=ANY, created_at=now, deadline=ask.deadline,
+        )  # fmt: skip
+
+    def write(self, task: Task | None, op: Op) -> Wrong:
+        """Check an operation that made a new version of the task."""
+        if op.kind == LEASED:
+            return self._leased(task, op)
         ask: ev.Asked = op.ask  # type: ignore[assignment]
         answer: ev.Answered = op.answer  # type: ignore[assignment]
         seen: Seen = op.seen  # type: ignore[assignment]
-        if answer.result is Result.CREATED:
+        result, now = answer.result, self.during(ask, answer)
+        if result is Result.CREATED:
             if task is not None and not self.may_be_purged(task, op.answered):
                 if task.state in _LIVE:
                     return "P2", "schedule answered `created`, as if nothing were there, but %s", task
                 return ("P4", "schedule answered `created`, as if nothing were there; but %s, and is kept until %s",
                         task, task.keep_until)  # fmt: skip
-        elif task is None:
-            return "P4", "schedule answered `replaced`, but there was no task to be replaced"
+            task = None
         else:
-            wrong = _if_token(task, op) or _was(task, answer)
-            if wrong is not None:
+            wrong = self._wrong_result(task, ask, answer, seen, now)
+            if wrong is not None or task is None:
                 return wrong
-            if not replaceable(task, ask.on_conflict, seen.due_at, seen.due_at):
-                return ("P4", "schedule with on_conflict=%s replaced a task that was %s, due at %s", ask.on_conflict,
-                        task.state, task.due_at)  # fmt: skip
-        if seen.id != ask.id:
-            return "P12", "schedule asked for a life with id %s and began one with id %s", ask.id, seen.id
-        if seen.deadline != ask.deadline:
-            return "P4", "schedule asked for the deadline %s and got %s", ask.deadline, seen.deadline
-        return _fresh(seen) or self._times(op, ask.due, ask.grain, seen.created_at)
-
-    def moved(self, task: Task | None, op: Op) -> Wrong:
-        ask: ev.Asked = op.ask  # type: ignore[assignment]
-        seen: Seen = op.seen  # type: ignore[assignment]
-        if task is None or task.state is not _WAITING:
-            return "P4", "a move answered `moved`, but %s", task or NOBODY
-        wrong = _if_token(task, op) or _was(task, op.answer)
-        if wrong is not None:
-            return wrong
-        deadline = task.deadline if ask.deadline is None else ask.deadline
-        for name, before in (
-            ("state", _WAITING), ("id", task.id), ("attempt", task.attempt), ("failures", task.failures),
-            ("losses", task.losses), ("planned_at", 0), ("created_at", task.created_at), ("group", task.group),
-            ("error", task.error), ("deadline", deadline),
-        ):  # fmt: skip
-            if not same(before, getattr(seen, name)):
-                promise = "P12" if name in ("id", "attempt") else "P4"
-                return promise, "a move made %s %s of %s", name, getattr(seen, name), before
-        if seen.deadline is not None and seen.wake_at > seen.deadline:
-            return "P4", "a move to %d was not refused, though the deadline is %d", seen.wake_at, seen.deadline
-        return self._times(op, ask.due, ask.grain, None)
-
-    def cancelled(self, task: Task | None, op: Op) -> Wrong:
-        ask: ev.Asked = op.ask  # type: ignore[assignment]
-        answer: ev.Answered = op.answer  # type: ignore[assignment]
-        seen: Seen = op.seen  # type: ignore[assignment]
-        due = _WAITING if answer.result is Result.CANCELLED else _LEASED
-        if task is None or task.state is not due:
-            return "P4", "a cancel answered `%s`, but %s", answer.result, task or NOBODY
-        wrong = _if_token(task, op)
-        if wrong is not None:
-            return wrong
-        low, high = self.during(ask, answer)
-        if seen.finished_at is None or not low <= seen.finished_at <= high:
-            return "P4", "a cancel asked between %d and %d ended the task at %s", low, high, seen.finished_at
-        wake = task.wake_at if due is _WAITING else _started(task, (seen.finished_at, seen.finished_at))
-        wrong = _kept(task, seen, "a cancel", _CANCELLED, wake, task.error)
-        if wrong is None and ask.keeps is not None:
-            # the retention counts from the caller's call: a task is not kept if the call takes longer than that
-            kept = seen.keep_until or 0
-            if (kept == 0) if ask.keeps else kept > seen.finished_at:
-                wrong = ("P4", "a cancel %s keep the task, but it ended at %d and is kept until %s",
-                         "was to" if ask.keeps else "was not to", seen.finished_at, seen.keep_until)  # fmt: skip
-        return wrong
-
-    def redriven(self, task: Task | None, op: Op) -> Wrong:
-        ask: ev.Asked = op.ask  # type: ignore[assignment]
-        seen: Seen = op.seen  # type: ignore[assignment]
-        if task is None or task.state is not _DEAD:
-            return "P4", "a redrive answered `redriven`, but %s", task or NOBODY
-        wrong = _if_token(task, op)
-        if wrong is not None:
-            return wrong
-        if ask.id and seen.id != ask.id:  # the id is empty if the app makes it: the caller does not know it
-            return "P12", "redrive asked for a life with id %s and began one with id %s", ask.id, seen.id
-        if seen.id == task.id:
+        at = None if op.kind == MOVED else seen.finished_at if op.kind == CANCELLED else seen.created_at
+        if at is not None:
+            if not now[0] <= at <= now[1]:
+                return "P4", "asked between %d and %d by the store's clock, and done at %d", *now, at
+            if op.kind != CANCELLED and op.token < at * 1000:
+                return "P12", "token %d is less than the store's clock, %d ms, in microseconds", op.token, at
+            now = at, at
+        if op.kind == REDRIVEN and task is not None and seen.id == task.id:
             return "P12", "a redrive began a new life with the id of the old one, %s", seen.id
-        if seen.deadline is not None or not same(task.group, seen.group):
-            return "P4", "redrive made a task of group %s with the deadline %s", seen.group, seen.deadline
-        return _fresh(seen) or self._times(op, ask.due, ask.grain, seen.created_at)
-
-    def _times(self, op: Op, due: Due | None, grain: Millis, now: Millis | None) -> Wrong:
-        """Compare `due_at` and `wake_at` with the call; `now`: the time at which it took effect, if known."""
-        ask, seen = op.ask, op.seen
-        assert seen is not None
-        low, high = self.during(ask, op.answer)
-        if now is not None:
-            if not low <= now <= high:
-                return "P4", "asked between %d and %d by the store's clock, and done at %d", low, high, now
-            if op.token < now * 1000:
-                return "P12", "token %d is less than the store's clock, %d ms, in microseconds", op.token, now
-            low = high = now
-        first, last = due_between(due, grain, low, high)
-        if seen.due_at < first:
-            return "P1", "due at %d, %d ms earlier than it was asked for", seen.due_at, first - seen.due_at
-        if seen.due_at > last:
-            return "P4", "due at %d, %d ms later than it was asked for", seen.due_at, seen.due_at - last
-        if seen.wake_at < seen.due_at:
+        if op.kind != CANCELLED and seen.wake_at < seen.due_at:
             return "P1", "to wake at %d, which is %d ms before it is due", seen.wake_at, seen.due_at - seen.wake_at
-        if seen.wake_at > seen.due_at and not low <= seen.wake_at <= high:
+        if op.kind != CANCELLED and seen.wake_at > max(seen.due_at, now[1]):
             return "P4", "due at %d, and to wake at %d, which is neither that nor now", seen.due_at, seen.wake_at
-        return None
+        return _unlike(f"a {ask.asks} made", self.made(task, ask, now), seen, {}) or _kept(ask, seen)
 
-    # --- operations that change nothing
+    def _wrong_result(
+        self, task: Task | None, ask: ev.Asked, answer: ev.Answered, seen: Seen, now: tuple[Millis, Millis]
+    ) -> Wrong:
+        """Compare the result of a change with the task before it."""
+        if task is not None and ask.if_token is not None and not same(task.token, ask.if_token):
+            return ("P4", "asked for the version with token %d alone, and done to the one with token %s", ask.if_token,
+                    task.token)  # fmt: skip
+        if answer.result is Result.MOVED and seen.deadline is not None and seen.wake_at > seen.deadline:
+            return "P4", "a move to %d was not refused, though the deadline is %d", seen.wake_at, seen.deadline
+        if task is None or answer.result not in self.results(task, ask, now):
+            verb = f"schedule with on_conflict={ask.on_conflict}" if ask.asks is Asks.SCHEDULE else ask.asks.value
+            return "P4", f"a {verb} answered `%s`, but %s", answer.result, task or NOBODY
+        if answer.was is not None and not (task.state in _LIVE and same(task.wake_at, answer.was)):
+            return "P4", "`%s` says that the wake before was %s; it was %s", answer.result, answer.was, task.wake_at
+        return None
 
     def read(self, task: Task | None, op: Op) -> Wrong:
         """Compare a shown task with the version that it names."""
-        seen, answer = op.seen, op.answer
+        ask, seen, answer = op.ask, op.seen, op.answer
         assert seen is not None
+        verb = ask.asks.value if type(ask) is ev.Asked else "what was left in the end"
         if task is None:
-            return "P4", "%s shows a task, but there was none", _name(op)
+            return "P4", "%s shows a task, but there was none", verb
         name = differs(task, seen)
         if name is not None:
-            return ("P4", "%s shows %s %s with token %d, but it must be %s", _name(op), name, getattr(seen, name),
+            return ("P4", "%s shows %s %s with token %d, but it must be %s", verb, name, getattr(seen, name),
                     seen.token, getattr(task, name))  # fmt: skip
-        if type(answer) is not ev.Answered or answer.result is None:
+        if type(ask) is not ev.Asked or type(answer) is not ev.Answered or answer.result is None:
             return None
-        if self._word_fits(op.ask, answer, seen):  # type: ignore[arg-type]
+        if answer.result in self.results(seen, ask, self.during(ask, answer)):
             return None
-        return ("P4", "%s answered `%s` of a task that is %s, due at %d, with token %d", _name(op), answer.result,
+        return ("P4", "%s answered `%s` of a task that is %s, due at %d, with token %d", verb, answer.result,
                 seen.state, seen.due_at, seen.token)  # fmt: skip
-
-    def _word_fits(self, ask: ev.Asked, answer: ev.Answered, seen: Seen) -> bool:
-        """True if the lifecycle's table has this answer, without a change, for the task that was shown."""
-        word, state, asks = answer.result, seen.state, ask.asks
-        low, high = self.during(ask, answer)
-        if asks is Asks.SCHEDULE:
-            if ask.if_token is not None and (ask.if_token != seen.token or word is Result.STALE_TOKEN):
-                return ask.if_token != seen.token and word is Result.STALE_TOKEN
-            how = ask.on_conflict
-            first, last = due_between(ask.due, ask.grain, low, high)
-            if word is Result.REFUSED:
-                return how is OnConflict.REFUSE and (state in _LIVE or state is _DONE)
-            if word is not Result.KEPT:
-                return False
-            if how is OnConflict.KEEP:
-                return state in _LIVE or state is _DONE
-            if how is OnConflict.EARLIEST:
-                return state is _LEASED or (state is _WAITING and last >= seen.due_at)
-            return how is OnConflict.LATEST and state is _WAITING and first <= seen.due_at
-        if word is Result.FINISHED:
-            return state in (_DONE, _CANCELLED) or (state is _DEAD and asks is not Asks.REDRIVE)
-        open_to = state in _LIVE or (state is _DEAD and asks is Asks.REDRIVE)
-        if word is Result.STALE_TOKEN:
-            return open_to and ask.if_token is not None and ask.if_token != seen.token
-        if ask.if_token is not None and ask.if_token != seen.token:
-            return False
-        if word is Result.UNDER_WAY:
-            return state is _LEASED if asks is Asks.MOVE else asks is Asks.REDRIVE and state in _LIVE
-        deadline = seen.deadline if ask.deadline is None else ask.deadline
-        if word is not Result.REFUSED or asks is not Asks.MOVE or state is not _WAITING or deadline is None:
-            return False
-        return max(due_between(ask.due, ask.grain, low, high)[1], high) > deadline
 
     # --- workers' verbs
 
-    def leased(self, task: Task | None, op: Op) -> Wrong:
+    def _leased(self, task: Task | None, op: Op) -> Wrong:
         seen: Seen = op.seen  # type: ignore[assignment]
         answer: ev.Leased = op.answer  # type: ignore[assignment]
         if task is None or task.state not in _LIVE:
             cancelled = task is not None and task.state is _CANCELLED
             return "P4" if cancelled else "P5", "leased with id %s, but %s", seen.id, task or NOBODY
-        if not same(task.id, seen.id):
-            return "P5", "leased with id %s, but the life that is to be delivered has id %s", seen.id, task.id
-        if not same(task.due_at, seen.due_at):
-            return "P5", "leased as due at %d, but it was due at %s", seen.due_at, task.due_at
         lost = task.state is _LEASED
         by = min(answer.clock + self.slack, op.token // 1000)
-        if lost and earliest(task.wake_at) > by:
+        if lost and same(task.id, seen.id) and earliest(task.wake_at) > by:
             return ("P3", "leased at %d though the lease with token %s lasts until %s: two live leases at once",
                     answer.clock, task.token, task.wake_at)  # fmt: skip
-        planned = task.planned_at if lost else task.wake_at
-        if not same(planned, seen.planned_at):
-            early = seen.planned_at < earliest(planned)
-            return "P1" if early else "P4", "leased for %d, but it was to wake at %s", seen.planned_at, planned
-        if seen.planned_at > by and not lost:  # after a lost lease, its end counts, and `planned_at` stays as it was
+        wrong = _unlike("leased with", held(task, ANY), seen, _LEASED_AS)
+        if wrong is None and seen.planned_at > by and not lost:  # after a lost lease, its end counts
             return "P1", "leased at %d, %d ms before its wake at %d", by, seen.planned_at - by, seen.planned_at
-        if not same(task.attempt if task.attempt is ANY else task.attempt + 1, seen.attempt):
-            return "P12", "leased as attempt %d after attempt %s", seen.attempt, task.attempt
-        for name, due in (
-            ("state", _LEASED), ("losses", task.losses + lost), ("failures", task.failures), ("group", task.group),
-            ("created_at", task.created_at), ("deadline", task.deadline), ("error", task.error), ("finished_at", None),
-        ):  # fmt: skip
-            if not same(due, getattr(seen, name)):
-                return "P4", "leased with %s %s, but it must be %s", name, getattr(seen, name), due
-        return None
+        return wrong
 
     def settled(self, task: Task, op: Op) -> Task | None:
         """The leased task after an accepted settle; None: it is forgotten."""
@@ -277,7 +239,7 @@ class Moves:
             if ask.keep_until <= low:
                 return None
             error = ask.error if ask.error is not None else (task.error if verdict == "dead" else None)
-            return Unsure(
+            return replace(
                 task, state=_DONE if verdict == "done" else _DEAD, wake_at=_started(task, now), token=ANY,
                 finished_at=now, keep_until=ask.keep_until, error=ANY if error is not None else None,
                 failures=(task.failures, task.failures + (verdict == "dead")),
@@ -285,12 +247,12 @@ class Moves:
         first, last = due_between(wake, 0, low, high)
         woken = (max(first, low), max(last, high))
         if verdict == "done":
-            return Unsure(
+            return replace(
                 NOBODY, id=ask.next_id, group=task.group, due_at=(first, last), wake_at=woken, token=ANY, created_at=now
             )
         if verdict == "defer":
             return given_back(task, woken)
-        return Unsure(
+        return replace(
             task, state=_WAITING, wake_at=woken, planned_at=0, token=ANY, losses=0, failures=task.failures + 1,
             error=ANY,
         )  # fmt: skip
@@ -298,7 +260,7 @@ class Moves:
 
 def given_back(leased: Task, woken: tuple[Millis, Millis]) -> Task:
     """The task after a lease that does not count as an attempt; `woken`: when it may be due again."""
-    return Unsure(leased, state=_WAITING, wake_at=woken, planned_at=0, token=ANY, losses=0, attempt=leased.attempt - 1)
+    return replace(leased, state=_WAITING, wake_at=woken, planned_at=0, token=ANY, losses=0, attempt=leased.attempt - 1)
 
 
 def due_between(due: Due | None, grain: Millis, low: Millis, high: Millis) -> tuple[Millis, Millis]:
@@ -322,60 +284,36 @@ def _started(task: Task, now: tuple[Millis, Millis]) -> Any:
     return min(token // 1000, now[0]), min(token // 1000, now[1])
 
 
-def replaceable(task: Task, how: OnConflict, first: Millis, last: Millis) -> bool:
-    """True if a schedule whose due time lies from `first` to `last` may replace the task."""
-    state = task.state
-    if how is OnConflict.REPLACE or state is _CANCELLED or state is _DEAD:
-        return True
-    if how is OnConflict.EARLIEST:
-        return state is _DONE or (state is _WAITING and first < latest(task.due_at))
-    return how is OnConflict.LATEST and (state is not _WAITING or last > earliest(task.due_at))
+def held(task: Task, until: Any) -> Task:
+    """The live task after a lease."""
+    lost = task.state is _LEASED
+    return replace(
+        task, state=_LEASED, wake_at=until, token=ANY, planned_at=task.planned_at if lost else task.wake_at,
+        attempt=task.attempt + 1, losses=task.losses + lost,
+    )  # fmt: skip
 
 
-def _was(task: Task, answer: Event) -> Wrong:
-    """Compare the previous wake time in the answer with the task's."""
-    assert type(answer) is ev.Answered
-    if answer.was is None or (task.state in _LIVE and same(task.wake_at, answer.was)):
+def _unlike(what: str, made: Task, seen: Seen, texts: Mapping[str, tuple[str, str]]) -> Wrong:
+    """Compare a new version with what it must be; `texts` has a promise and a text for some fields."""
+    name = differs(made, seen)
+    if name is None:
         return None
-    return "P4", "`%s` says that the wake before was %s; it was %s", answer.result, answer.was, task.wake_at
+    value, right = getattr(seen, name), getattr(made, name)
+    early = name in ("due_at", "wake_at", "planned_at") and value < earliest(right)
+    if name in texts:
+        promise, text = texts[name]
+        return "P1" if early and promise == "P4" else promise, text, value, right
+    if early:
+        return "P1", f"{what} {name} %d, %d ms earlier than it was asked for", value, earliest(right) - value
+    return "P12" if name in ("id", "attempt") else "P4", f"{what} {name} %s, but it must be %s", value, right
 
 
-def _if_token(task: Task, op: Op) -> Wrong:
-    asked: int | None = op.ask.if_token  # type: ignore[union-attr]
-    if asked is None or same(task.token, asked):
+def _kept(ask: ev.Asked, seen: Seen) -> Wrong:
+    """Compare the retention of a cancelled task with the caller's: none is kept if the call takes longer than that."""
+    if ask.keeps is None or seen.finished_at is None:
         return None
-    return "P4", "asked for the version with token %d alone, and done to the one with token %s", asked, task.token
-
-
-def _fresh(seen: Seen) -> Wrong:
-    if seen.state is not _WAITING:
-        return "P4", "a new life is %s", seen.state
-    if seen.attempt or seen.failures or seen.losses:
-        return ("P12", "a new life begins with attempt %d, %d failures, %d losses", seen.attempt, seen.failures,
-                seen.losses)  # fmt: skip
-    if seen.error is not None or seen.finished_at is not None or seen.planned_at:
-        return "P4", "a new life begins with the error %s, finished at %s", seen.error, seen.finished_at
-    return None
-
-
-def _kept(task: Task, seen: Seen, what: str, state: State, wake: Any, error: Any) -> Wrong:
-    """Check that a task that ended is otherwise unchanged."""
-    for name, due in (
-        ("id", task.id), ("state", state), ("due_at", task.due_at), ("wake_at", wake), ("planned_at", task.planned_at),
-        ("attempt", task.attempt), ("failures", task.failures), ("losses", task.losses), ("group", task.group),
-        ("created_at", task.created_at), ("deadline", task.deadline), ("error", error),
-    ):  # fmt: skip
-        if not same(due, getattr(seen, name)):
-            promise = "P5" if name == "id" else "P12" if name == "attempt" else "P4"
-            return promise, "%s left %s %s, but it must be %s", what, name, getattr(seen, name), due
-    return None
-
-
-def _name(op: Op) -> str:
-    return op.ask.asks.value if type(op.ask) is ev.Asked else "what was left in the end"
-
-
-EXPLAIN = {
-    SCHEDULED: Moves.scheduled, MOVED: Moves.moved, CANCELLED: Moves.cancelled, REDRIVEN: Moves.redriven,
-    LEASED: Moves.leased,
-}  # fmt: skip
+    kept = seen.keep_until or 0
+    if (kept > 0) if ask.keeps else kept <= seen.finished_at:
+        return None
+    return ("P4", "a cancel %s keep the task, but it ended at %d and is kept until %s",
+            "was to" if ask.keeps else "was not to", seen.finished_at, seen.keep_until)  # fmt: skip

@@ -18,9 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import count, islice
+from itertools import accumulate, count, islice
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
+
+from msgspec.structs import replace
 
 from bide.core.records import OnConflict, Result, State
 from bide.testing.history import events as ev
@@ -41,12 +43,11 @@ from bide.testing.history.gathered import (
     Op,
     Task,
     TaskHistory,
-    Unsure,
     Wrong,
     earliest,
     same,
 )
-from bide.testing.history.moves import EXPLAIN, Moves, due_between, given_back, replaceable
+from bide.testing.history.moves import Moves, given_back, held
 
 _WAITING, _LEASED = State.WAITING, State.LEASED
 _PATIENCE = 20_000
@@ -76,16 +77,11 @@ class Search:
         self.moves = moves
         self.unseen = Unseen(history, moves, leasings, exact)
         self.ops = sorted(history.ops, key=attrgetter("asked"))
-        tokens: dict[int, int] = {}
-        self.written: set[int] = set()
+        self.written = {op.token for op in self.ops if op.kind <= LAST_WRITE}
         """The versions that an answer reported as made: an operation that shows such a version comes after it."""
-        for op in self.ops:
-            if op.kind <= SHOWN:
-                tokens[op.token] = tokens.get(op.token, 0) + 1
-                if op.kind <= LAST_WRITE:
-                    self.written.add(op.token)
-        self.groups = sorted(tokens.items())
-        """The versions that operations made or showed, in order, each with the number of these operations."""
+        lowest = accumulate((_version(op) for op in reversed(self.ops)), min, initial=NEVER)
+        self._lowest = list(lowest)[::-1]
+        """The lowest version that the operations from each place on made or showed."""
         self.stuck: Stuck | None = None
         # the state of the current order
         self.task: Task | None = None
@@ -95,8 +91,8 @@ class Search:
         self.active: list[Op] = []
         self.soonest = NEVER
         """The earliest answer among the active operations: no operation called later can come before it."""
-        self.group = 0
-        self.left = self.groups[0][1] if self.groups else 0
+        self.now = NEVER
+        """The lowest version that an operation still to come made or showed."""
         self.used: frozenset[int] = frozenset()
         self.in_a_row = 0
         """The number of unseen changes since the last operation."""
@@ -106,18 +102,9 @@ class Search:
         self.ways = count()
 
     def run(self) -> Stuck | None:
-        ops, active, most = self.ops, self.active, len(self.ops)
-        budget = 8 * most + _PATIENCE
+        budget = 8 * len(self.ops) + _PATIENCE
         tried: dict[Any, list[frozenset[int]]] = {}
-        while True:
-            active = self.active
-            while self.next < most and (op := ops[self.next]).asked <= self.soonest:
-                active.append(op)
-                if op.answered < self.soonest:
-                    self.soonest = op.answered
-                self.next += 1
-            if not active:
-                return None
+        while self._activate():
             budget -= 1
             if budget < 0:
                 raise Undecided
@@ -125,28 +112,36 @@ class Search:
                 continue
             # stuck: an unseen change is missing, or an earlier choice was wrong. A state that failed before with fewer
             # lost calls used fails again
-            state = (
-                self.next, self.group, self.left, tuple(map(id, active)),
-                self.task.known if type(self.task) is Unsure else id(self.task),
-            )  # fmt: skip
-            before = tried.setdefault(state, [])
+            before = tried.setdefault((self.next, tuple(map(id, self.active)), self.task), [])
             if not any(used <= self.used for used in before):
                 before.append(self.used)
                 self._push()
             if not self._back():
                 return self.stuck
+        return None
+
+    def _activate(self) -> bool:
+        """Add the operations that may come next to the active ones; False if no operation is left."""
+        ops, active = self.ops, self.active
+        soonest = min([op.answered for op in active], default=NEVER)
+        while self.next < len(ops) and (op := ops[self.next]).asked <= soonest:
+            active.append(op)
+            soonest = min(soonest, op.answered)
+            self.next += 1
+        self.soonest = soonest
+        self.now = min([self._lowest[self.next], *map(_version, active)])
+        return bool(active)
 
     # --- one step
 
     def _step(self) -> bool:
         """Take one operation; False if none can be taken."""
-        task, active = self.task, self.active
-        now = self.groups[self.group][0] if self.group < len(self.groups) else NEVER
+        task, now = self.task, self.now
         settle: Op | None = None
         write: Op | None = None
         extends: list[Op] | None = None
         blocked = False
-        for op in active:
+        for op in self.active:
             kind = op.kind
             if kind <= LAST_WRITE:
                 if op.token == now:
@@ -157,8 +152,7 @@ class Search:
                 ) and (
                     task.token == now or task.token is ANY
                 ) and self.moves.read(task, op) is None:  # fmt: skip
-                    if type(task) is Unsure:
-                        self.task = op.seen
+                    self.task = op.seen
                     self._take(op)
                     return True
             elif kind == ABSENT:
@@ -201,7 +195,7 @@ class Search:
         if write.token <= self.last:
             wrong = ("P12", "token %d was given twice", write.token)
         else:
-            wrong = EXPLAIN[write.kind](self.moves, self.task, write)
+            wrong = self.moves.write(self.task, write)
         if wrong is not None:
             self._stop(write, wrong)
             return False
@@ -214,20 +208,11 @@ class Search:
         return True
 
     def _take(self, op: Op) -> None:
-        active = self.active
-        active.remove(op)
+        self.active.remove(op)
         self.done += 1
         self.in_a_row = 0
-        if op.answered <= self.soonest:
-            self.soonest = min([one.answered for one in active], default=NEVER)
         if op.kind <= SHOWN:
-            if op.token > self.last:
-                self.last = op.token
-            self.left -= 1
-            if not self.left:
-                self.group += 1
-                if self.group < len(self.groups):
-                    self.left = self.groups[self.group][1]
+            self.last = max(self.last, op.token)
 
     def _extend(self, extends: list[Op]) -> bool:
         """Take one of several concurrent extends, any of which may have been first; a lost extend may precede it."""
@@ -246,7 +231,7 @@ class Search:
 
     def _extended(self, op: Op) -> None:
         assert self.task is not None
-        self.task = Unsure(self.task, wake_at=self.unseen.until(op.ask, op.answer))
+        self.task = replace(self.task, wake_at=self.unseen.until(op.ask, op.answer))
         self._take(op)
 
     # --- unseen changes, and choices
@@ -254,19 +239,6 @@ class Search:
     def _stop(self, write: Op | None, wrong: Wrong) -> None:
         if self.stuck is None or self.done > self.stuck.done:
             self.stuck = Stuck(self.done, self.task, self.last, list(self.active), write, wrong)
-
-    def _snapshot(self) -> Any:
-        return (
-            self.task, self.last, self.next, list(self.active), self.soonest, self.group, self.left, self.used,
-            self.in_a_row, self.done,
-        )  # fmt: skip
-
-    def _restore(self, snapshot: Any) -> None:
-        (
-            self.task, self.last, self.next, active, self.soonest, self.group, self.left, self.used,
-            self.in_a_row, self.done,
-        ) = snapshot  # fmt: skip
-        self.active = list(active)
 
     def _may_turn(self, blocked: bool) -> None:
         """Before a right write, keep the unseen changes as choices: one of them may make a blocked operation right."""
@@ -281,16 +253,17 @@ class Search:
     def _choose(self, ways: Sequence[Way | Op]) -> None:
         """Keep these as choices to return to."""
         if ways:
-            snapshot = self._snapshot()
+            here = self.task, self.last, self.next, tuple(self.active), self.used, self.in_a_row, self.done
             for way in ways:
-                heappush(self.choices, (-self.done, self.in_a_row, next(self.ways), snapshot, way))
+                heappush(self.choices, (-self.done, self.in_a_row, next(self.ways), here, way))
 
     def _back(self) -> bool:
         """Return to the best remaining choice; False if none is left."""
         if not self.choices:
             return False
-        *_, snapshot, way = heappop(self.choices)
-        self._restore(snapshot)
+        *_, here, way = heappop(self.choices)
+        self.task, self.last, self.next, active, self.used, self.in_a_row, self.done = here
+        self.active = list(active)
         if isinstance(way, Op):
             self._extended(way)
             return True
@@ -299,6 +272,11 @@ class Search:
         if number:
             self.used |= {number}
         return True
+
+
+def _version(op: Op) -> int:
+    """The version that the operation made or showed; NEVER: none."""
+    return op.token if op.kind <= SHOWN else NEVER
 
 
 _NONE: frozenset[int] = frozenset()
@@ -344,7 +322,7 @@ class Unseen:
     def ways(self, at: Search) -> list[Way]:
         """The possible unseen changes in the current state of the search, the likeliest first."""
         task, moves, ways = at.task, self._moves, []
-        token = at.groups[at.group][0] if at.group < len(at.groups) else NEVER
+        token = at.now
         still = task is not None and task.token == token  # the same version is shown again
         for place, ask in self._lost:
             if place > at.soonest:
@@ -380,7 +358,7 @@ class Unseen:
         """True if the next operation would still be wrong after this change."""
         for op in active:
             if op.kind <= LAST_WRITE and op.token == token:
-                return EXPLAIN[op.kind](self._moves, made, op) is not None
+                return self._moves.write(made, op) is not None
             if op.kind == SHOWN and op.token == token:
                 return made is None or self._moves.read(made, op) is not None
             if op.kind == ABSENT and made is None:
@@ -399,37 +377,9 @@ class Unseen:
             if type(ask) is ev.Settling:
                 return self._moves.after_settle(task, ask, now)
             assert type(ask) is ev.Extending
-            return NOBODY if task.wake_at == ask.until else Unsure(task, wake_at=self.until(ask, None))
-        if task is not None and ask.if_token is not None and not same(task.token, ask.if_token):
-            return NOBODY
-        if ask.asks is Asks.SCHEDULE:
-            due = due_between(ask.due, ask.grain, *now)
-            if task is not None and not replaceable(task, ask.on_conflict, *due):
-                return NOBODY
-            return Unsure(
-                NOBODY, id=ask.id, due_at=due, wake_at=(max(due[0], now[0]), NEVER), token=ANY, created_at=now,
-                group=ANY, deadline=ask.deadline,
-            )  # fmt: skip
-        if task is None:
-            return NOBODY
-        if ask.asks is Asks.CANCEL:
-            if task.state is not _WAITING and task.state is not _LEASED:
-                return NOBODY
-            if ask.keeps is False:
-                return None
-            token = task.token
-            wake = task.wake_at if task.state is _WAITING else ANY if token is ANY else (0, token // 1000)
-            return Unsure(task, state=State.CANCELLED, wake_at=wake, token=ANY, finished_at=now, keep_until=ANY)
-        due = due_between(ask.due, ask.grain, *now)
-        wake = (max(due[0], now[0]), NEVER)
-        if ask.asks is Asks.MOVE:
-            if task.state is not _WAITING:
-                return NOBODY
-            deadline = task.deadline if ask.deadline is None else ask.deadline
-            return Unsure(task, due_at=due, wake_at=wake, planned_at=0, token=ANY, deadline=deadline)
-        if task.state is not State.DEAD:
-            return NOBODY
-        return Unsure(NOBODY, id=ask.id or ANY, group=task.group, due_at=due, wake_at=wake, token=ANY, created_at=now)
+            return NOBODY if task.wake_at == ask.until else replace(task, wake_at=self.until(ask, None))
+        made = self._moves.made(task, ask, now)
+        return None if ask.asks is Asks.CANCEL and ask.keeps is False and made is not NOBODY else made
 
     # --- changes by workers
 
@@ -450,25 +400,15 @@ class Unseen:
             if op.kind == SHOWN and op.seen is not None and op.seen.state is _LEASED:
                 shown.add(op.seen.wake_at)
         again = task.state is _LEASED and task.token is ANY
-        taken: list[Way] = []
+        found: list[ev.Leasing] = []
         for leasings in self._leasings:
             # only the lease that ends first is tried: a later end explains no more, unless exactly that end was shown.
             # A second unreported lease in a row is tried only for such an end, or where attempts were counted
             if not again or self._counted(task, token):
-                taken += islice(self._held(task, leasings.in_order, at), 1)
+                found += islice(self._untold(leasings.in_order, at), 1)
             for until in shown:
-                taken += self._held(task, leasings.by_until.get(until, ()), at)
-        return taken
-
-    def _held(self, task: Task, leasings: Iterable[tuple[int, ev.Leasing]], at: Search) -> Iterator[Way]:
-        lost = task.state is _LEASED
-        for leasing in self._untold(leasings, at):
-            held = Unsure(
-                task, state=_LEASED, wake_at=leasing.until if self._exact else ANY, token=ANY,
-                planned_at=task.planned_at if lost else task.wake_at, attempt=task.attempt + 1,
-                losses=task.losses + lost,
-            )  # fmt: skip
-            yield leasing.call, held
+                found += self._untold(leasings.by_until.get(until, ()), at)
+        return [(leasing.call, held(task, leasing.until if self._exact else ANY)) for leasing in found]
 
     def _untold(self, leasings: Iterable[tuple[int, ev.Leasing]], at: Search) -> Iterator[ev.Leasing]:
         """Lease calls that may have leased this task without an answer that reports it, up to the current state."""
@@ -486,7 +426,7 @@ class Unseen:
             return []
         for leasings in self._leasings:
             for leasing in self._untold(leasings.in_order, at):
-                held = Unsure(task, attempt=task.attempt + 1)
+                held = replace(task, attempt=task.attempt + 1)
                 return [(leasing.call, given_back(held, self._moves.after(leasing)))]
         return []
 

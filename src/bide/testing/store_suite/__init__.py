@@ -15,32 +15,15 @@ Tests of optional capabilities are skipped for stores without them. No test slee
 from __future__ import annotations
 
 from bide.testing.store_suite.capabilities import Announcing, Joining, Listening, Opening, Remembering, Retention
-from bide.testing.store_suite.delivering import Extending, Fairness, Leasing, Racing, Settling, Tokens
+from bide.testing.store_suite.delivering import Fairness, Holding, Leasing, Racing, Tokens
 from bide.testing.store_suite.finding import Counting, Finding
-from bide.testing.store_suite.verbs import Batches, Changing, EveryCell, OddInput, Scheduling
+from bide.testing.store_suite.verbs import Batches, EveryCell, OddInput
 
 __all__ = ["StoreSuite"]
 
 
 class StoreSuite(
-    Scheduling,
-    Changing,
-    EveryCell,
-    Leasing,
-    Fairness,
-    Extending,
-    Settling,
-    Tokens,
-    Retention,
-    Finding,
-    Counting,
-    Batches,
-    OddInput,
-    Racing,
-    Opening,
-    Joining,
-    Listening,
-    Announcing,
-    Remembering,
-):
+    EveryCell, Leasing, Fairness, Holding, Tokens, Retention, Finding, Counting, Batches, OddInput, Racing, Opening,
+    Joining, Listening, Announcing, Remembering,
+):  # fmt: skip
     """All rules that a store must keep."""

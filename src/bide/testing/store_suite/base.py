@@ -12,13 +12,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
+from bide.core import lifecycle
 from bide.core.answers import Answer
-from bide.core.instants import At, Due, Millis
+from bide.core.instants import At, Due, In, Millis
 from bide.core.names import new_id
 from bide.core.records import (
     Cancel,
@@ -27,11 +29,13 @@ from bide.core.records import (
     Filter,
     Lease,
     Leased,
+    Move,
     NewTask,
     OnConflict,
     OutcomeKind,
     Page,
     Record,
+    Redrive,
     Ref,
     Settlement,
     State,
@@ -162,23 +166,23 @@ def hold(held: Record) -> Lease:
     return Lease(held.topic, held.key, held.token)
 
 
-def done(held: Record, *, keep_until: Millis = 0) -> Settlement:
+def done(held: Record | Lease, *, keep_until: Millis = 0) -> Settlement:
     return Settlement(held.topic, held.key, held.token, OutcomeKind.DONE, keep_until=keep_until)
 
 
-def again(held: Record, wake: Due, *, next_id: str = "") -> Settlement:
+def again(held: Record | Lease, wake: Due, *, next_id: str = "") -> Settlement:
     return Settlement(held.topic, held.key, held.token, OutcomeKind.DONE, next_at=wake, next_id=next_id or new_id())
 
 
-def retry(held: Record, wake: Due, *, error: str | None = "it failed") -> Settlement:
+def retry(held: Record | Lease, wake: Due, *, error: str | None = "it failed") -> Settlement:
     return Settlement(held.topic, held.key, held.token, OutcomeKind.RETRY, next_at=wake, error=error)
 
 
-def defer(held: Record, wake: Due) -> Settlement:
+def defer(held: Record | Lease, wake: Due) -> Settlement:
     return Settlement(held.topic, held.key, held.token, OutcomeKind.DEFER, next_at=wake)
 
 
-def dead(held: Record, *, keep_until: Millis = KEPT, error: str | None = "it will never work") -> Settlement:
+def dead(held: Record | Lease, *, keep_until: Millis = KEPT, error: str | None = "it will never work") -> Settlement:
     return Settlement(held.topic, held.key, held.token, OutcomeKind.DEAD, keep_until=keep_until, error=error)
 
 
@@ -209,6 +213,100 @@ async def bring(
         outcome = dead(held, keep_until=keep_until) if state is State.DEAD else done(held, keep_until=keep_until)
         assert await settle(store, outcome)
     return await see(store, held)
+
+
+async def lived(store: Store, state: State | None, *, keep_until: Millis = KEPT) -> Record | None:
+    """Like `bring`, but the task has failed once, and what is leased or has ended lost a lease, too: at `NOW` to 3 s.
+
+    A waiting one wakes a day after `NOW`, at which it was due.
+    """
+    if state is None:
+        return None
+    await put_one(store, new(payload=b"before", group="before", options=b"\x81", deadline=NOW + 8 * HOUR))
+    await take(store, lasts=SECOND)
+    held = await take(store, now=NOW + SECOND)
+    wake = At(NOW + DAY) if state is State.WAITING else In(SECOND)
+    assert await settle(store, retry(held, wake, error="the first failure"), now=NOW + SECOND)
+    if state is not State.WAITING:
+        await take(store, now=NOW + 2 * SECOND, lasts=SECOND)
+        held = await take(store, now=NOW + 3 * SECOND)
+    if state is State.CANCELLED:
+        await do(store, Cancel("t", "k", keep_until), now=NOW + 3 * SECOND)
+    elif not state.live:
+        ended = (done if state is State.DONE else dead)(held, keep_until=keep_until)
+        assert await settle(store, ended, now=NOW + 3 * SECOND)
+    return await see(store, held)
+
+
+class Take(NamedTuple):
+    """A worker asks for one due task of a topic."""
+
+    topic: Topic
+    holder: str
+
+
+Call: TypeAlias = NewTask | Change | Settlement | Lease | Take
+"""A call that concerns one task. A `Lease` is extended by an hour."""
+
+
+HELD = Lease("t", "k", 0)
+"""A lease of the task `k`, for calls of which `meant` sets the token."""
+TIMED: dict[str, tuple[State | None, Callable[[Due], Call]]] = {
+    "schedule": (None, lambda due: new(due=due)),
+    "replace": (State.WAITING, lambda due: new(due=due)),
+    "move": (State.WAITING, lambda due: Move("t", "k", due)),
+    "redrive": (State.DEAD, lambda due: Redrive("t", "k", "", due)),
+    "again": (State.LEASED, lambda due: again(HELD, due)),
+    "retry": (State.LEASED, lambda due: retry(HELD, due)),
+    "defer": (State.LEASED, lambda due: defer(HELD, due)),
+}
+"""The calls that give a task another time, each with the state that it has before."""
+
+
+def meant(asked: Call, topic: Topic, old: Record | None) -> Call:
+    """The call for the task `old` of this topic: a token or `if_token` in `asked` is counted from the task's own."""
+    own = 1 if old is None else old.token
+    if isinstance(asked, Take):
+        return asked._replace(topic=topic)
+    if isinstance(asked, Lease):
+        return asked._replace(topic=topic, token=own + asked.token)
+    if isinstance(asked, Settlement):
+        return replace(asked, topic=topic, token=own + asked.token)
+    asked = replace(asked, topic=topic, if_token=None if asked.if_token is None else own + asked.if_token)
+    return replace(asked, id=new_id()) if isinstance(asked, NewTask | Redrive) else asked
+
+
+async def call(store: Store, asked: Call, now: Millis) -> object:
+    """Make the call; return its answer, for a `Take` the tasks."""
+    if isinstance(asked, NewTask):
+        return (await add_all(store, [asked], now=now))[0]
+    if isinstance(asked, Settlement):
+        return await settle(store, asked, now=now)
+    if isinstance(asked, Lease):
+        return (await store.extend([asked], now=now, until=now + HOUR))[0]
+    if isinstance(asked, Take):
+        return (await lease(store, topic=asked.topic, now=now, holder=asked.holder)).tasks
+    return await do(store, asked, now=now)
+
+
+def effect(asked: Call, old: Record | None, now: Millis, token: int) -> tuple[object, Record | None]:
+    """The answer that the lifecycle gives to the call, and the task after it; `token` is that of a new version."""
+    record = None if old is None or lifecycle.gone(old, now) else old
+    if isinstance(asked, Take):
+        if record is None or not lifecycle.may_lease(record, now):
+            return [], record
+        record = lifecycle.lease(record, now, now + LEASE, asked.holder, token)
+        return [record], record
+    if isinstance(asked, Settlement | Lease):
+        if record is None or not lifecycle.holds(record, asked.token):
+            return False, record
+        if isinstance(asked, Lease):
+            return True, lifecycle.extend(record, now + HOUR)
+        record = lifecycle.settle(asked, record, now, token)
+        return True, None if lifecycle.gone(record, now) else record
+    decide: Any = lifecycle.schedule if isinstance(asked, NewTask) else lifecycle.change
+    answer: Answer = decide(asked, record, now, token)
+    return answer, None if answer.record is None or lifecycle.gone(answer.record, now) else answer.record
 
 
 async def pages(store: Verbs, where: Filter, limit: int) -> AsyncIterator[list[Record]]:
@@ -366,6 +464,42 @@ class SuiteBase:
         asked = await lease(store, 5, topic=topic, now=now)
         assert asked.tasks == []
         assert self.wakes_at(asked.next_wake, wake, now)
+
+    async def shown(self, store: Store, record: Record | None) -> None:
+        """Check that each query finds this one task, as it is in `record`; None: nothing.
+
+        The queries are by topic `t` and by the groups `before` and `after`.
+        """
+        there = [] if record is None else [record]
+        assert await store.get([Ref("t", "k")]) == [record]
+        for where in (
+            Filter(), Filter(topic="t"), Filter(group="before"), Filter(group="after"), Filter(wake_before=NOW + HOUR),
+            Filter(group="before", wake_from=0), Filter(group="after", wake_from=0),
+            *(Filter(topic="t", state=state) for state in State),
+        ):  # fmt: skip
+            assert await listed(store, where) == [one for one in there if matches(one, where)], where
+        tally = await store.tally([0, NOW + HOUR, KEPT])
+        counts = {each: count.number for each, count in tally.counts.items() if count.number}
+        assert counts == {(one.topic, one.state): 1 for one in there}
+        ahead = [count.number for counts in tally.forecast.values() for count in counts if count.number]
+        assert ahead == [1 for one in there if one.state is State.WAITING and one.wake_at < KEPT]
+
+    async def alone(self, store: Store, record: Record | None, *, now: Millis) -> None:
+        """Check that queries find this one task (None: nothing), and a lease takes it at its time and not before."""
+        await self.shown(store, record)
+        if record is None or not record.state.live:
+            asked = await lease(store, 5, now=NOW + 2 * DAY)
+            assert (asked.tasks, asked.next_wake) == ([], None)
+            if record is None and (log := store.features.events) is not None:
+                assert await log.events(Ref("t", "k")) == []
+            return
+        wake = record.wake_at
+        if wake > now:
+            await self.rests_until(store, wake, now=wake - 1)
+        held = await take(store, now=max(wake, now), holder="another")
+        assert held == lifecycle.lease(record, max(wake, now), max(wake, now) + LEASE, "another", held.token)
+        assert held.token > record.token
+        assert await see(store, held) == held
 
     def wakes_at(self, told: Millis | None, earliest: Millis, now: Millis) -> bool:
         """True if `told` is a valid `next_wake` when the earliest wake time is `earliest`."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -28,26 +28,26 @@ from bide.testing.store_suite.base import (
     MINUTE,
     NOW,
     SECOND,
+    TIMED,
     Notices,
     SuiteBase,
     add_all,
-    again,
     bring,
+    call,
     change_all,
     dead,
-    defer,
     do,
     done,
     lease,
     listed,
     look,
+    meant,
     new,
     notified,
     put,
     put_and_take,
     put_one,
     record_of,
-    retry,
     see,
     settle,
     settle_all,
@@ -65,31 +65,15 @@ class Listening(SuiteBase):
         await until(lambda: any(t == topic and at <= wake for t, at in heard), f"notice of {topic} at {wake}")
         heard.clear()
 
-    async def test_a_new_task_is_told_of(self, store: Store) -> None:
+    @pytest.mark.parametrize("verb", TIMED)
+    async def test_one_that_wakes_earlier_is_told_of(self, store: Store, verb: str) -> None:
+        state, asked = TIMED[verb]
+        old = await bring(store, state)
+        if state is State.WAITING:
+            old = record_of(await do(store, Move("t", "k", In(DAY))))
         async with notified(store, ["t"]) as heard:
-            await put_one(store, new(due=In(5 * SECOND)))
-            await self._hears(heard, "t", NOW + 5 * SECOND)
-            await put_one(store)
-            await self._hears(heard, "t", NOW)
-
-    async def test_one_that_was_moved_forward_is_told_of(self, store: Store) -> None:
-        async with notified(store, ["t"]) as heard:
-            await put_one(store, new(due=In(DAY)))
-            await do(store, Move("t", "k", In(SECOND)))
+            await call(store, meant(asked(In(SECOND)), "t", old), NOW)
             await self._hears(heard, "t", NOW + SECOND)
-
-    async def test_one_that_was_redriven_is_told_of(self, store: Store) -> None:
-        await bring(store, State.DEAD)
-        async with notified(store, ["t"]) as heard:
-            await do(store, Redrive("t", "k", new_id(), In(SECOND)))
-            await self._hears(heard, "t", NOW + SECOND)
-
-    async def test_one_that_waits_again_is_told_of(self, store: Store) -> None:
-        await put_one(store)
-        async with notified(store, ["t"]) as heard:
-            for outcome in (retry, defer, again):
-                assert await settle(store, outcome(await take(store, now=NOW + SECOND), At(NOW + SECOND)))
-                await self._hears(heard, "t", NOW + SECOND)
 
     async def test_the_earliest_of_a_batch_is_told_of(self, store: Store) -> None:
         async with notified(store, ["a", "b"]) as heard:
@@ -229,38 +213,37 @@ class Joining(SuiteBase):
             pytest.skip("this store shares no database with the caller")
         return transactions
 
-    async def test_a_commit_does_all_of_it(self, store: Store, joins: JoinsTransaction) -> None:
-        await put(store, new("old"), new("moved", due=At(NOW + DAY)))
-        async with joins.transaction() as joined:
-            assert joined.connection is not None
-            [added] = await joined.add([new("new", topic="n")], now=NOW)
+    @pytest.mark.parametrize("fails", [False, True], ids=["commit", "rollback"])
+    @pytest.mark.parametrize("whose", ["the store's", "the store's, with rows of the caller's", "the caller's"])
+    async def test_all_in_a_transaction_shares_its_fate(
+        self, store: Store, joins: JoinsTransaction, tmp_path: Path, whose: str, *, fails: bool
+    ) -> None:
+        _, later = await put(store, new("settled"), new("moved", due=At(NOW + DAY)))
+        held = await take(store)
+        rows = [] if whose == "the store's" else ["an order"]
+        transaction: AbstractAsyncContextManager[Any] = joins.transaction()
+        if whose == "the caller's":
+            transaction = self.callers_transaction(tmp_path)
+        async with _failing(transaction) if fails else transaction as given:
+            joined = joins.using(given) if whose == "the caller's" else given
+            for text in rows:
+                await self.write_text(joined.connection, text)
+            [added] = await joined.add([new("added", topic="n")], now=NOW)
+            assert await joined.settle([done(held)], now=NOW) == [True]
             [moved] = await joined.change([Move("t", "moved", At(NOW + HOUR))], now=NOW)
             assert (added.result, moved.result) == (Result.CREATED, Result.MOVED)
-            assert await joined.get([Ref("n", "new"), Ref("t", "nobody")]) == [added.record, None]
-            found = await joined.find(Filter(topic="n"), Page())
-            assert found.tasks == [added.record]
-        assert await see(store, Ref("n", "new")) == added.record
-        assert (await see(store, Ref("t", "moved"))).wake_at == NOW + HOUR
-
-    async def test_a_rollback_undoes_all_of_it(self, store: Store, joins: JoinsTransaction) -> None:
-        there = await put_one(store, new("there", due=At(NOW + DAY)))
-        async with _failing(joins.transaction()) as joined:
-            await joined.add([new("new")], now=NOW)
-            await joined.change([Cancel("t", "there")], now=NOW)
-        assert await look(store, Ref("t", "new")) is None
-        assert await see(store, there) == there
-        await self.rests_until(store, NOW + DAY)
-
-    @pytest.mark.parametrize("fails", [False, True], ids=["commit", "rollback"])
-    async def test_a_settle_shares_the_fate_of_the_transaction(
-        self, store: Store, joins: JoinsTransaction, *, fails: bool
-    ) -> None:
-        held = await put_and_take(store)
-        async with _failing(joins.transaction()) if fails else joins.transaction() as joined:
-            assert await joined.settle([done(held, keep_until=KEPT)], now=NOW + SECOND) == [True]
-        now_is = await see(store, held)
-        assert (now_is == held, now_is.state is State.DONE) == (fails, not fails)
-        assert await settle(store, retry(held, In(0))) is fails
+            assert await joined.get([Ref("n", "added"), held.ref]) == [added.record, None]
+            assert (await joined.find(Filter(topic="n"), Page())).tasks == [added.record]
+            await joined.record([event := _event("k", NOW)])
+        if rows:
+            assert await self.texts(tmp_path) == ([] if fails else rows)
+        assert await look(store, Ref("n", "added")) == (None if fails else added.record)
+        assert await look(store, held) == (held if fails else None)
+        assert await see(store, later) == (later if fails else moved.record)
+        assert await settle(store, done(held)) is fails
+        if (log := store.features.events) is not None:
+            assert await log.events() == ([] if fails else [event])
+        await self.rests_until(store, NOW + (DAY if fails else HOUR))
 
     async def test_a_lost_lease_cannot_be_settled_in_a_transaction_either(
         self, store: Store, joins: JoinsTransaction
@@ -291,46 +274,6 @@ class Joining(SuiteBase):
             async with joins.transaction() as joined:
                 await joined.add([new(due=At(NOW + SECOND))], now=NOW)
             await until(lambda: ("t", NOW + SECOND) in heard, "notice of the committed task")
-
-    @pytest.mark.parametrize("fails", [False, True], ids=["commit", "rollback"])
-    async def test_an_event_shares_the_fate_of_the_transaction(
-        self, store: Store, joins: JoinsTransaction, *, fails: bool
-    ) -> None:
-        event = _event("k", NOW)
-        async with _failing(joins.transaction()) if fails else joins.transaction() as joined:
-            await joined.record([event])
-        log = store.features.events
-        assert log is None or await log.events() == ([] if fails else [event])
-
-    @pytest.mark.parametrize("fails", [False, True], ids=["commit", "rollback"])
-    async def test_the_callers_own_rows_share_the_fate_of_the_tasks(
-        self, store: Store, joins: JoinsTransaction, tmp_path: Path, *, fails: bool
-    ) -> None:
-        held = await put_and_take(store)
-        async with _failing(joins.transaction()) if fails else joins.transaction() as joined:
-            await self.write_text(joined.connection, "the effect")
-            assert await joined.settle([done(held)], now=NOW) == [True]
-        assert await self.texts(tmp_path) == ([] if fails else ["the effect"])
-        assert await look(store, held) == (held if fails else None)
-
-    @pytest.mark.parametrize("fails", [False, True], ids=["commit", "rollback"])
-    async def test_the_verbs_share_the_fate_of_the_callers_own_transaction(
-        self, store: Store, joins: JoinsTransaction, tmp_path: Path, *, fails: bool
-    ) -> None:
-        _, later = await put(store, new("settled"), new("moved", due=At(NOW + DAY)))
-        held = await take(store)
-        own = self.callers_transaction(tmp_path)
-        async with _failing(own) if fails else own as connection:
-            joined = joins.using(connection)
-            await self.write_text(connection, "an order")
-            [added] = await joined.add([new("added", topic="n")], now=NOW)
-            assert await joined.settle([done(held)], now=NOW) == [True]
-            [moved] = await joined.change([Move("t", "moved", At(NOW + HOUR))], now=NOW)
-        assert await self.texts(tmp_path) == ([] if fails else ["an order"])
-        assert await look(store, Ref("n", "added")) == (None if fails else added.record)
-        assert await look(store, held) == (held if fails else None)
-        assert await see(store, later) == (later if fails else moved.record)
-        assert await settle(store, done(held)) is fails
 
     async def test_a_verb_that_fails_leaves_the_callers_transaction_usable(
         self, store: Store, joins: JoinsTransaction, tmp_path: Path
@@ -403,9 +346,9 @@ class Opening(SuiteBase):
             lambda: store.settle([], now=NOW),
             lambda: store.purge(now=NOW, limit=1),
         ]
-        for call in calls:
+        for make in calls:
             with pytest.raises(StoreUnavailable):
-                await call()
+                await make()
 
     async def test_two_stores_of_different_places_share_nothing(self, store: Store, tmp_path: Path) -> None:
         (tmp_path / "elsewhere").mkdir()
@@ -491,27 +434,26 @@ class Retention(SuiteBase):
     async def test_what_need_not_be_kept_is_forgotten_in_the_same_transition(
         self, store: Store, state: State, keep_until: int
     ) -> None:
-        await put_one(store, new(group="g"))
+        await put_one(store, new(group="before"))
         if state is State.CANCELLED:
-            assert (await do(store, Cancel("t", "k", keep_until))).result is Result.CANCELLED
+            answer = await do(store, Cancel("t", "k", keep_until))
+            assert (answer.result, record_of(answer).keep_until) == (Result.CANCELLED, keep_until)
         else:
-            held = await take(store)
-            outcome = done(held, keep_until=keep_until) if state is State.DONE else dead(held, keep_until=keep_until)
-            assert await settle(store, outcome)
-        await self._nothing_left(store, Ref("t", "k"))
+            assert await settle(
+                store, (done if state is State.DONE else dead)(await take(store), keep_until=keep_until)
+            )
+        await self.alone(store, None, now=NOW)
         assert await store.purge(now=NOW + DAY, limit=10) == 0
 
     @pytest.mark.parametrize("state", ENDED, ids=str)
     async def test_what_is_kept_is_there_until_its_time_and_not_a_moment_longer(
         self, store: Store, state: State
     ) -> None:
-        record = await bring(store, state, keep_until=NOW + HOUR)
-        assert record is not None
-        assert record.keep_until == NOW + HOUR
+        record = await bring(store, state, group="before", keep_until=NOW + HOUR)
         assert await store.purge(now=NOW + HOUR - 1, limit=10) == 0
-        assert await see(store, record) == record
+        await self.alone(store, record, now=NOW + HOUR)
         assert await store.purge(now=NOW + HOUR, limit=10) == 1
-        await self._nothing_left(store, Ref("t", "k"))
+        await self.alone(store, None, now=NOW + HOUR)
 
     @pytest.mark.parametrize("state", ENDED, ids=str)
     async def test_from_its_time_on_it_is_gone_for_every_verb_whether_or_not_it_was_purged(
@@ -597,30 +539,9 @@ class Retention(SuiteBase):
             assert await look(store, ref) is None
         for number in range(5):
             assert await listed(store, Filter(group=f"g{number}")) == []
-        await self._nothing_left(store, refs[0])
+        await self.alone(store, None, now=NOW + DAY)
         asked = await store.lease(wants, now=NOW + 2 * DAY, until=NOW + 3 * DAY, holder="w")
         assert (asked.tasks, asked.next_wake) == ([], None)
-
-    async def test_a_forgotten_key_is_free(self, store: Store) -> None:
-        await bring(store, State.DONE, keep_until=NOW + SECOND)
-        await store.purge(now=NOW + SECOND, limit=10)
-        [answer] = await add_all(store, [new()], now=NOW + SECOND)
-        assert (answer.result, answer.was) == (Result.CREATED, None)
-        assert (await do(store, Cancel("t", "k", KEPT))).result is Result.CANCELLED
-
-    async def _nothing_left(self, store: Store, ref: Ref) -> None:
-        assert await look(store, ref) is None
-        assert await listed(store, Filter()) == []
-        assert await listed(store, Filter(topic=ref.topic)) == []
-        assert await listed(store, Filter(group="g")) == []
-        for state in State:
-            assert await listed(store, Filter(state=state)) == []
-        tally = await store.tally([0, KEPT])
-        assert not any(count.number for count in tally.counts.values())
-        assert not any(count.number for counts in tally.forecast.values() for count in counts)
-        assert (await lease(store, 0, topic=ref.topic)).next_wake is None
-        if (log := store.features.events) is not None:
-            assert await log.events(ref) == []
 
 
 def _event(key: str, at: Millis, *, kind: EventKind = EventKind.RETRY, topic: str = "t") -> Event:

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, At, In
-from bide.core.names import new_id
-from bide.core.records import Cancel, Count, Filter, Move, Page, Record, Redrive, Ref, State
+from bide.core.records import Cancel, Count, Filter, Move, Page, Record, Ref, State
 from bide.ports import Store
 from bide.testing.store_suite.base import (
     DAY,
@@ -41,9 +40,7 @@ from bide.testing.store_suite.base import (
     pages,
     place,
     put,
-    put_and_take,
     put_one,
-    retry,
     settle,
     take,
 )
@@ -161,24 +158,6 @@ class Finding(SuiteBase):
             assert turn < 500, "the listing must come to an end"
         assert sorted(key for key in shown if key.startswith("stay")) == staying
 
-    async def test_a_listing_follows_a_task_through_its_states(self, store: Store) -> None:
-        async def states() -> list[State]:
-            return [state for state in State if await listed(store, Filter(topic="t", state=state))]
-
-        await put_one(store)
-        assert await states() == [State.WAITING]
-        held = await take(store)
-        assert await states() == [State.LEASED]
-        assert await extend(store, held, until=NOW + HOUR)
-        assert [r.wake_at for r in await listed(store, Filter(wake_from=NOW + HOUR))] == [NOW + HOUR]
-        assert await listed(store, Filter(wake_before=NOW + HOUR)) == []
-        assert await settle(store, dead(held))
-        assert await states() == [State.DEAD]
-        await put_one(store)
-        assert await states() == [State.WAITING]
-        await do(store, Cancel("t", "k", KEPT))
-        assert await states() == [State.CANCELLED]
-
     async def test_a_wake_range_includes_its_start_and_not_its_end(self, store: Store) -> None:
         await put_one(store, new(due=At(NOW + 10)))
         for wake_from, wake_before, there in [
@@ -190,24 +169,6 @@ class Finding(SuiteBase):
         ]:
             shown = await listed(store, Filter(wake_from=wake_from, wake_before=wake_before))
             assert bool(shown) is there
-
-    async def test_a_task_changes_groups_by_being_replaced(self, store: Store) -> None:
-        await put_one(store, new(group="one"))
-        await put_one(store, new(group="two"))
-        assert await listed(store, Filter(group="one")) == []
-        assert keys(await listed(store, Filter(group="two"))) == ["k"]
-
-    async def test_the_live_members_of_a_group_follow_their_states(self, store: Store) -> None:
-        async def live() -> list[str]:
-            return keys(await listed(store, Filter(group="g", wake_from=0)))
-
-        await put_one(store, new(group="g"))
-        await do(store, Cancel("t", "k", KEPT))
-        assert await live() == []
-        await bring(store, State.DEAD, group="g")
-        assert (await live(), keys(await listed(store, Filter(group="g")))) == ([], ["k"])
-        await do(store, Redrive("t", "k", new_id(), In(HOUR)))
-        assert await live() == ["k"]
 
     async def test_names_with_a_common_start_are_kept_apart(self, store: Store) -> None:
         names = ["a", "a ", "a:", "a:b", "aa", "ab", "A"]
@@ -316,39 +277,6 @@ class Counting(SuiteBase):
         assert tally.forecast["b"] == [Count(1)]
         assert not (await store.tally([0, NOW + 1], topics=[])).counts
 
-    async def test_counts_follow_every_transition(self, store: Store) -> None:
-        async def counts() -> tuple[int, ...]:
-            tally = await store.tally()
-            return tuple(counted(tally, "t", state).number for state in State)
-
-        await put_one(store)
-        assert await counts() == (1, 0, 0, 0, 0)
-        await put_one(store)
-        assert await counts() == (1, 0, 0, 0, 0)
-        held = await take(store)
-        assert await counts() == (0, 1, 0, 0, 0)
-        assert await extend(store, held, until=NOW + 1)
-        held = await take(store, now=NOW + 1)
-        assert await counts() == (0, 1, 0, 0, 0), "a lost lease that is taken over is still one"
-        assert await settle(store, retry(held, At(0)))
-        assert await counts() == (1, 0, 0, 0, 0)
-        assert await settle(store, dead(await take(store)))
-        assert await counts() == (0, 0, 0, 0, 1)
-        await put_one(store)
-        assert await counts() == (1, 0, 0, 0, 0)
-        assert await settle(store, done(await take(store), keep_until=NOW + SECOND))
-        assert await counts() == (0, 0, 1, 0, 0)
-        await store.purge(now=NOW + SECOND, limit=5)
-        assert await counts() == (0, 0, 0, 0, 0)
-        await put_one(store)
-        await do(store, Cancel("t", "k", KEPT))
-        assert await counts() == (0, 0, 0, 1, 0)
-        await put_and_take(store)
-        await put_one(store)
-        assert await counts() == (1, 0, 0, 0, 0), "a replaced lease is no longer one"
-        assert await settle(store, done(await take(store)))
-        assert await counts() == (0, 0, 0, 0, 0)
-
     async def test_an_interval_has_its_start_and_not_its_end_and_nothing_outside(self, store: Store) -> None:
         await put(store, *(new(str(number), due=At(NOW + number)) for number in range(10)))
         assert await forecast(store, NOW, NOW + 3, NOW + 4, NOW + 10, NOW + 11) == [3, 1, 6, 0]
@@ -361,13 +289,6 @@ class Counting(SuiteBase):
         assert not (await store.tally()).forecast
         assert await forecast(store) == await forecast(store, NOW) == []
         assert counted(await store.tally([0, LAST_INSTANT]), "t", State.WAITING).number == 1
-
-    async def test_the_forecast_counts_what_waits_and_nothing_else(self, store: Store) -> None:
-        for state in State:
-            await bring(store, state, state.value)
-            if state is State.WAITING:
-                await do(store, Move("t", state.value, At(NOW + HOUR)))
-        assert await forecast(store, 0, LAST_INSTANT) == [1]
 
     async def test_the_forecast_is_by_topic_and_follows_a_move(self, store: Store) -> None:
         await put(store, new("k", topic="a"), new("k", topic="b"), new("l", topic="b"))
