@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from functools import partialmethod
@@ -231,7 +229,7 @@ class Verbs:
             except_on=ask.except_on, on_gap=ask.on_gap, on_repeat=ask.on_repeat,
         )  # fmt: skip
         answer = await self._client.recurring.add(
-            topic, rule, _payload(ask), key=key, group=ask.group, retry=schemas.retries(ask.retry),
+            topic, rule, schemas.payload_of(ask), key=key, group=ask.group, retry=schemas.retries(ask.retry),
             headers=ask.headers, catch_up=ask.catch_up, window=ask.window, most=ask.most, overlap=ask.overlap,
             deadline=ask.deadline, end_when_dead=ask.end_when_dead,
         )  # fmt: skip
@@ -289,7 +287,7 @@ class Verbs:
     def _new(self, topic: str, key: str | None, ask: schemas.Schedule) -> NewTask:
         """The task that a request describes. Raises BadInput."""
         return self._client.new(
-            topic, _payload(ask), key=key, group=ask.group, delay=ask.delay, at=ask.at,
+            topic, schemas.payload_of(ask), key=key, group=ask.group, delay=ask.delay, at=ask.at,
             on_conflict=ask.on_conflict, retry=schemas.retries(ask.retry), deadline=ask.deadline,
             headers=ask.headers, if_token=ask.if_token, zone=ask.zone,
         )  # fmt: skip
@@ -343,18 +341,6 @@ def _whole(text: str, field: str, least: int, most: int) -> int:
 def _refuse_body(request: Request) -> None:
     if request.body:
         raise bad_input(BadInput("body", f"{len(request.body)} bytes", "no body"))
-
-
-def _payload(ask: schemas.Schedule | schemas.Recur) -> bytes:
-    """The bytes of the payload; `null` if none is given. Raises BadInput."""
-    if ask.payload_base64 is UNSET:
-        return b"null" if ask.payload is UNSET else bytes(ask.payload)
-    if ask.payload is not UNSET:
-        raise BadInput("payload, payload_base64", "both", "one of the two")
-    try:
-        return base64.b64decode(ask.payload_base64, validate=True)
-    except (binascii.Error, ValueError):
-        raise BadInput("payload_base64", ask.payload_base64, "base64 (RFC 4648, with padding)") from None
 
 
 def _seen(given: str | None, tag: str) -> bool:
