@@ -73,7 +73,6 @@ _EXITS: Mapping[type[BideError], Exit] = {
 
 
 def exit_of(error: BideError) -> Exit:
-    """The code of a command that ends with `error`."""
     return next((code for kind, code in _EXITS.items() if isinstance(error, kind)), Exit.DEFECT)
 
 

@@ -121,8 +121,6 @@ _read_problem = msgspec.json.Decoder(_Problem).decode
 
 
 class Reply(NamedTuple):
-    """An answer as received."""
-
     status: int
     kind: str
     """The content type, without parameters."""
@@ -268,7 +266,6 @@ class Calls:
         self.body_limit = 1 << 20
         self.most = 1_000
         self.resent = 0
-        """The number of resends."""
 
     async def begin(self) -> None:
         """Check that the URL is bide's service, and begin a session.
