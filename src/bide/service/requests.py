@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, get_args, get_o
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
+from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bide.core.answers import Answer
@@ -34,7 +35,7 @@ from bide.core.errors import (
 )
 from bide.core.names import check_name, check_topic
 from bide.core.records import Result, Topic
-from bide.service.access import AccessRefused, Caller, Networks, header, peer_of
+from bide.service.access import AccessRefused, Caller, Networks, Verb, header, peer_of
 from bide.service.schemas import AnswerShape, ProblemShape, answer_shape
 
 CONTENT_TYPE = "application/problem+json"
@@ -112,7 +113,7 @@ def bad_body(error: Exception, accepted: str, kind: Any, body: bytes) -> Problem
 
 def _fields_of(kind: Any, place: list[str]) -> set[str]:
     """The names of the fields at a place within a type of `schemas`: by `.name` in an object and by `[` in a list."""
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+    if isinstance(kind, type) and issubclass(kind, Struct):
         fields = msgspec.structs.fields(kind)
         if not place:
             return {one.encode_name for one in fields}
@@ -191,18 +192,11 @@ STATUS: Mapping[Result, int] = {
 encode = msgspec.json.Encoder().encode
 
 
-class Reply:
-    """An answer: status, body and headers."""
-
-    __slots__ = ("body", "content_type", "headers", "status")
-
-    def __init__(
-        self, status: int, body: bytes, content_type: str = JSON, headers: Mapping[str, str] | None = None
-    ) -> None:
-        self.status = status
-        self.body = body
-        self.content_type = content_type
-        self.headers = headers or {}
+class Reply(Struct, frozen=True):
+    status: int
+    body: bytes
+    content_type: str = JSON
+    headers: Mapping[str, str] = {}
 
 
 def reply(shape: Any) -> Reply:
@@ -231,7 +225,6 @@ def etag(answer: Answer) -> dict[str, str]:
 
 
 BODY_LIMIT = 16 * 2**20
-"""The most bytes of a body."""
 BODY_PATIENCE = 30.0
 """The most seconds for a body to arrive."""
 OPEN_LIMIT = 16_384
@@ -241,7 +234,6 @@ T = TypeVar("T")
 _HALF_ENCODED = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _NOBODY = Caller("nobody", verbs=frozenset(), topics=())
 Scope: TypeAlias = MutableMapping[str, Any]
-"""The ASGI scope of a request."""
 Message: TypeAlias = MutableMapping[str, Any]
 """An ASGI event, received or sent."""
 Receive = Callable[[], Awaitable[Message]]
@@ -281,12 +273,10 @@ class Request:
         """Checks the caller again: raises if they lost access, else returns the seconds until the next check."""
 
     def header(self, name: bytes) -> str | None:
-        """The value of a header, as text."""
         return header(self.headers, name)
 
     @property
     def peer(self) -> str:
-        """The address of the caller."""
         client = self._scope.get("client")
         return peer_of(client[0] if client else "local", self.header(b"x-forwarded-for"), self.proxies)
 
@@ -325,7 +315,6 @@ class Request:
             ) from None  # fmt: skip
 
     async def gone(self) -> None:
-        """Return when the client has disconnected."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -392,14 +381,13 @@ class Request:
             found[name] = value
         return found
 
-    @property
-    def ref(self) -> tuple[str, str]:
-        """The topic and the key in the path. Raises Problem."""
+    def ref(self, verb: Verb) -> tuple[str, str]:
+        """The topic and the key in the path, if the caller may use `verb` on the topic. Raises BadInput, Forbidden."""
         topic, key = self.segments
-        try:
-            return check_topic(topic), check_name("key", key)
-        except BadInput as error:
-            raise bad_input(error) from None
+        check_topic(topic)
+        check_name("key", key)
+        self.caller.check(verb, topic)
+        return topic, key
 
 
 class Routes(Generic[T]):
@@ -408,7 +396,10 @@ class Routes(Generic[T]):
     def __init__(self, routes: Iterable[tuple[str, str, T]]) -> None:
         by_path: dict[str, dict[str, T]] = {}
         for method, path, one in routes:
-            by_path.setdefault(path, {})[method] = one
+            its = by_path.setdefault(path, {})
+            its[method] = one
+            if method == "GET":
+                its["HEAD"] = one
         self._exact = {path.encode(): its for path, its in by_path.items() if "{" not in path}
         self._open = [
             (re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path).encode()), its)

@@ -25,7 +25,7 @@ from bide.service.console.pages import Router
 from bide.service.contract import CALLS, document
 from bide.service.health import Health
 from bide.service.metrics import Metrics
-from bide.service.remote.calls import StoreCalls
+from bide.service.remote import StoreCalls
 from bide.service.requests import (
     CONTENT_TYPE,
     OPEN_LIMIT,
@@ -56,8 +56,6 @@ _EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 class StreamingReply(NamedTuple):
-    """A reply whose body is a stream."""
-
     parts: AsyncGenerator[bytes, None]
     content_type: str
 
@@ -110,7 +108,8 @@ class Service:
             request.check_host()
             name, page, known = self._route(request)
             if not known:
-                await self._authenticate(request)
+                request.reauthorize = partial(self._authenticate, request)
+                await request.reauthorize()
                 await request.read()
                 if request.raw_query and name in _WITHOUT_QUERY:
                     accepted = "no query; a question mark within a topic or a key is %3F"
@@ -123,7 +122,9 @@ class Service:
         except ClientDisconnected:
             reply, status = None, _GONE
         except Exception as error:  # noqa: BLE001 - every error is answered
-            reply = self._problem(request, name, error)
+            self._note(request, name, error)
+            problem = problem_of(error)
+            reply = Reply(problem.status, problem.body, CONTENT_TYPE, problem.headers)
             status = reply.status
         if isinstance(reply, Reply):
             await _send(reply, send, head=request.method == "HEAD")
@@ -157,27 +158,18 @@ class Service:
             raise Problem(404, "no-such-call", "There is no such call", "see /openapi.json for all calls")
         calls, parts = route
         request.segments = tuple(segment(raw, name) for name, raw in parts.items())
-        found = calls.get("GET" if method == "HEAD" else method)
+        found = calls.get(method)
         if found is None:
-            allowed = ", ".join(sorted({*calls, "HEAD"} if "GET" in calls else calls))
+            allowed = ", ".join(sorted(calls))
             raise Problem(
                 405, "not-allowed", "This method is not supported here", f"{method}: give {allowed}",
                 headers={"allow": allowed}, field="method", accepted=allowed,
             )  # fmt: skip
         return *found, path in _OPEN
 
-    async def _authenticate(self, request: Request) -> None:
-        async def reauthorize() -> float:
-            request.caller = await self._access.caller_of_request(request.headers)
-            return self._access.lasts
-
-        request.reauthorize = reauthorize
-        await reauthorize()
-
-    def _problem(self, request: Request, name: str, error: Exception) -> Reply:
-        self._note(request, name, error)
-        problem = problem_of(error)
-        return Reply(problem.status, problem.body, CONTENT_TYPE, problem.headers)
+    async def _authenticate(self, request: Request) -> float:
+        request.caller = await self._access.caller_of_request(request.headers)
+        return self._access.lasts
 
     def _note(self, request: Request, name: str, error: Exception) -> None:
         """Log what an operator has to know of a failed call: a refusal, an unavailable store, a defect."""

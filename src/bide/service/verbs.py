@@ -117,8 +117,7 @@ class Verbs:
     # --- one task, named by the path
 
     async def schedule(self, request: Request) -> Reply:
-        topic, key = request.ref
-        request.caller.check(Verb.SCHEDULE, topic)
+        topic, key = request.ref(Verb.SCHEDULE)
         ask: schemas.Schedule = asked(request, "schedule")
         condition: Container[Result] = ()
         if request.header(b"if-match") is not None:
@@ -134,8 +133,7 @@ class Verbs:
         return reply_to(answer, request.caller, condition=condition, paused=self._client.known_pauses)
 
     async def get(self, request: Request) -> Reply:
-        topic, key = request.ref
-        request.caller.check(Verb.READ, topic)
+        topic, key = request.ref(Verb.READ)
         task = await self._client.get(topic, key)
         if task is None:
             return reply_to(Answer(Result.NOT_FOUND), request.caller)
@@ -145,20 +143,18 @@ class Verbs:
         return Reply(200, encode(schemas.task_shape(task.record, alone=True)), headers=headers)
 
     async def reschedule(self, request: Request) -> Reply:
-        topic, key = request.ref
-        request.caller.check(Verb.RESCHEDULE, topic)
+        topic, key = request.ref(Verb.RESCHEDULE)
         ask: schemas.Move = asked(request, "reschedule")
-        token, condition = await self._condition(request, ask.if_token)
+        token, condition = await self._condition(request, (topic, key), ask.if_token)
         answer = await self._client.reschedule(
             topic, key, delay=ask.delay, at=ask.at, deadline=ask.deadline, if_token=token, zone=ask.zone,
         )  # fmt: skip
         return reply_to(answer, request.caller, condition=condition, paused=self._client.known_pauses)
 
     async def cancel(self, request: Request) -> Reply:
-        topic, key = request.ref
-        request.caller.check(Verb.CANCEL, topic)
+        topic, key = request.ref(Verb.CANCEL)
         _refuse_body(request)
-        token, condition = await self._condition(request, None)
+        token, condition = await self._condition(request, (topic, key), None)
         answer = await self._client.cancel(topic, key, if_token=token)
         return reply_to(answer, request.caller, condition=condition)
 
@@ -221,8 +217,7 @@ class Verbs:
     # --- recurring tasks
 
     async def recur(self, request: Request) -> Reply:
-        topic, key = request.ref
-        request.caller.check(Verb.SCHEDULE, topic)
+        topic, key = request.ref(Verb.SCHEDULE)
         ask: schemas.Recur = asked(request, "recur")
         rule = rule_of(
             ask.rule, zone=ask.zone, start=ask.start, until=ask.until, times=ask.times, jitter=ask.jitter,
@@ -236,8 +231,7 @@ class Verbs:
         return reply_to(answer, request.caller, paused=self._client.known_pauses)
 
     async def recurring(self, request: Request) -> Reply:
-        topic, key = request.ref
-        request.caller.check(Verb.READ, topic)
+        topic, key = request.ref(Verb.READ)
         most = _whole(request.query(("n",)).get("n", "5"), "n", 0, 100)
         task = await self._client.get(topic, key)
         shape = None if task is None else schemas.recurring_shape(task.record, self._client.clock.now(), most)
@@ -245,9 +239,8 @@ class Verbs:
 
     async def steer(self, request: Request) -> Reply:
         """Change what a recurring task does next. What starts occurrences needs the verb `schedule`."""
-        topic, key = request.ref
         ask: schemas.Steer = asked(request, "steer")
-        request.caller.check(Verb.SCHEDULE if ask.do in ("run_now", "backfill") else Verb.RESCHEDULE, topic)
+        topic, key = request.ref(Verb.SCHEDULE if ask.do in ("run_now", "backfill") else Verb.RESCHEDULE)
         verbs = self._client.recurring
         if ask.do == "backfill":
             if ask.since is None or ask.until is None:
@@ -266,8 +259,7 @@ class Verbs:
         return reply([_item(request.caller, answer, self._client.known_pauses, sent=False)])
 
     async def remove(self, request: Request) -> Reply:
-        topic, key = request.ref
-        request.caller.check(Verb.CANCEL, topic)
+        topic, key = request.ref(Verb.CANCEL)
         _refuse_body(request)
         return reply_to(await self._client.recurring.remove(topic, key), request.caller)
 
@@ -297,7 +289,9 @@ class Verbs:
         changes = _each(request, asked(request, call), verb, make)
         return await self._answered(request, self._client.change_many(changes), paused=self._client.known_pauses)
 
-    async def _condition(self, request: Request, if_token: int | None) -> tuple[int | None, Container[Result]]:
+    async def _condition(
+        self, request: Request, ref: tuple[str, str], if_token: int | None
+    ) -> tuple[int | None, Container[Result]]:
         """Return the token that the task must have, and the results that mean a failed condition of the headers.
 
         As in RFC 9110, 13.1.1, except that a weak tag counts as the strong one, since compressing proxies make tags
@@ -312,7 +306,7 @@ class Verbs:
         if if_token is not None:
             tokens &= {if_token}  # both conditions have to hold
         if len(tokens) > 1:
-            task = await self._client.get(*request.ref)
+            task = await self._client.get(*ref)
             tokens = {token for token in tokens if task is not None and token == task.token}
         return min(tokens, default=_NO_TOKEN), (Result.STALE_TOKEN, Result.NOT_FOUND)
 

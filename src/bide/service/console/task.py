@@ -77,7 +77,6 @@ class TaskPage:
         )
 
     async def _live(self, request: PageRequest) -> Reply:
-        """The part that an open page polls."""
         ref = ref_of(request)
         values = await self._shared_values(request, ref)
         if values is None:
