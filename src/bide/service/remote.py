@@ -9,11 +9,9 @@ No input is trusted. The table in `ports.remote` defines the checks of each oper
 caller needs; `StoreOperations` has one method for each of its rows. Answers leave out everything that the caller may
 not see.
 
-A client begins a session and numbers its writing calls, separately for each operation. The service keeps the last
-answer of each operation. So a call whose answer was lost can be resent, and gets the same answer, or waits for the
-first call if that is still running. A lower number is refused, so that a call delayed on the network cannot undo a
-later change. An unknown session is refused before anything is done, so that a call from before a restart, or from a
-forgotten session, changes nothing.
+A resent call (see `ports.remote`) waits for the first one if that is still running. A lower number is refused, so that
+a call delayed on the network cannot undo a later change. An unknown session is refused before anything is done, so that
+a call from before a restart, or from a forgotten session, changes nothing.
 """
 
 from __future__ import annotations

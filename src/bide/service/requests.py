@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Coroutine, Iterable, Mapping, MutableMapping
 from difflib import get_close_matches
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -22,17 +22,9 @@ import msgspec
 from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from bide.core import errors
 from bide.core.answers import Answer
-from bide.core.errors import (
-    BadInput,
-    BideError,
-    OutcomeUnknown,
-    SetupError,
-    StoreCorrupt,
-    StoreError,
-    StoreFull,
-    StoreMismatch,
-)
+from bide.core.errors import BadInput
 from bide.core.names import check_name, check_topic
 from bide.core.records import Result, Topic
 from bide.service.access import AccessRefused, Caller, Networks, Verb, header, peer_of
@@ -55,16 +47,6 @@ class Problem(Exception):
     @property
     def body(self) -> bytes:
         return msgspec.json.encode(self.shape)
-
-
-def bad_input(error: BadInput, prefix: str = "") -> Problem:
-    """The answer to a value that is not accepted; `prefix` names its place in a batch."""
-    field = f"{prefix}{error.field}"
-    shown = shown_value(error.value)
-    return Problem(
-        422, "bad-input", "A value is not accepted", f"{field}: {error.accepted}",
-        field=field, value=shown, accepted=error.accepted,
-    )  # fmt: skip
 
 
 def shown_value(value: object) -> str | int | float | bool | None:
@@ -137,18 +119,20 @@ class _Meaning(NamedTuple):
 
 _DAMAGED = _Meaning(503, "store-damaged", "The store is damaged", "the service's log says what is wrong", "5")
 _MEANINGS: Mapping[type[Exception], _Meaning] = {
-    StoreFull: _Meaning(507, "store-full", "The store is full", "nothing was done; the tasks in it still drain", "5"),
-    OutcomeUnknown: _Meaning(
+    errors.StoreFull: _Meaning(
+        507, "store-full", "The store is full", "nothing was done; the tasks in it still drain", "5"
+    ),
+    errors.OutcomeUnknown: _Meaning(
         504,
         "outcome-unknown",
         "The store's answer was lost",
         "the call was done once or not at all; check before you try again",
     ),
-    StoreCorrupt: _DAMAGED,
-    StoreMismatch: _DAMAGED,
-    StoreError: _Meaning(503, "store-away", "The store is unavailable", "nothing was done; try again", "1"),
-    SetupError: _Meaning(501, "not-here", "This store does not support it"),
-    BideError: _Meaning(409, "conflict", "Not possible now"),
+    errors.StoreCorrupt: _DAMAGED,
+    errors.StoreMismatch: _DAMAGED,
+    errors.StoreError: _Meaning(503, "store-away", "The store is unavailable", "nothing was done; try again", "1"),
+    errors.SetupError: _Meaning(501, "not-here", "This store does not support it"),
+    errors.BideError: _Meaning(409, "conflict", "Not possible now"),
     Exception: _Meaning(500, "defect", "A defect", "a defect of the service; its log says where"),
 }
 """The answer to each error of the engine or the store, by the first type that matches. The address of the store and
@@ -160,7 +144,10 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, Problem):
         return error
     if isinstance(error, BadInput):
-        return bad_input(error)
+        return Problem(
+            422, "bad-input", "A value is not accepted", f"{error.field}: {error.accepted}",
+            field=error.field, value=shown_value(error.value), accepted=error.accepted,
+        )  # fmt: skip
     if isinstance(error, AccessRefused):
         challenge = {"www-authenticate": error.challenge}
         return Problem(error.status, error.title.lower(), error.title, error.detail, headers=challenge)
@@ -197,6 +184,11 @@ class Reply(Struct, frozen=True):
     body: bytes
     content_type: str = JSON
     headers: Mapping[str, str] = {}
+
+
+class StreamingReply(NamedTuple):
+    parts: AsyncGenerator[bytes, None]
+    content_type: str
 
 
 def reply(shape: Any) -> Reply:
@@ -360,7 +352,7 @@ class Request:
             raise bad_body(error, accepted, decoder.type, self.body) from None
 
     def query(self, known: tuple[str, ...]) -> dict[str, str]:
-        """The query parameters, each at most once. Raises Problem for an unknown one."""
+        """The query parameters, each at most once. Raises BadInput for an unknown one."""
         query = self.raw_query
         try:
             _check_percents(query)
@@ -368,16 +360,13 @@ class Request:
                 query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(query), errors="strict"
             )
         except ValueError:
-            accepted = "name=value&..., percent-encoded"
-            raise bad_input(BadInput("query", query.decode("latin-1"), accepted)) from None
+            raise BadInput("query", query.decode("latin-1"), "name=value&..., percent-encoded") from None
         found: dict[str, str] = {}
         for name, value in pairs:
             if name not in known:
-                raise bad_input(
-                    BadInput("query", name, f"parameters named {', '.join(known)}" if known else "no query")
-                )
+                raise BadInput("query", name, f"parameters named {', '.join(known)}" if known else "no query")
             if name in found:
-                raise bad_input(BadInput(name, value, "one value"))
+                raise BadInput(name, value, "one value")
             found[name] = value
         return found
 
@@ -420,12 +409,12 @@ class Routes(Generic[T]):
 
 
 def segment(raw: bytes, field: str) -> str:
-    """Decode one part of a path. Raises Problem."""
+    """Decode one part of a path. Raises BadInput."""
     try:
         _check_percents(raw)
         return unquote_to_bytes(raw).decode()
     except ValueError:
-        raise bad_input(BadInput(field, raw.decode("latin-1"), "percent-encoded UTF-8")) from None
+        raise BadInput(field, raw.decode("latin-1"), "percent-encoded UTF-8") from None
 
 
 def _check_percents(raw: bytes) -> None:

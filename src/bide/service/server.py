@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from functools import partial
-from typing import NamedTuple
 
 from bide.core.errors import BadInput, OutcomeUnknown, StoreError
-from bide.core.events import Event
-from bide.core.names import check_topic
 from bide.core.options import TRACE_HEADERS
 from bide.engine.client import Client
 from bide.engine.session import acting_as
@@ -37,12 +34,12 @@ from bide.service.requests import (
     Routes,
     Scope,
     Send,
+    StreamingReply,
     encode,
     problem_of,
     segment,
 )
-from bide.service.streaming import EventFeed
-from bide.service.verbs import ConsumerVerbs, Verbs
+from bide.service.verbs import Verbs
 
 _log = logging.getLogger("bide.service")
 _OPEN = frozenset({b"/healthz", b"/readyz", b"/openapi.json"})
@@ -52,12 +49,6 @@ _FAREWELL = 1.0
 """The most seconds for sending the end of a stream."""
 _GONE = 499
 """The status counted for a caller who disconnects before the answer, as in nginx."""
-_EVENT_STREAM = "text/event-stream; charset=utf-8"
-
-
-class StreamingReply(NamedTuple):
-    parts: AsyncGenerator[bytes, None]
-    content_type: str
 
 
 Page = Callable[[Request], Awaitable[Reply | StreamingReply]]
@@ -67,25 +58,20 @@ class Service:
     """The application: the calls of the contract, the store calls of bide's own clients, health, metrics, console."""
 
     def __init__(
-        self, client: Client, access: Access, consumer_verbs: ConsumerVerbs, feed: EventFeed, store_calls: StoreCalls,
+        self, client: Client, access: Access, verbs: Verbs, store_calls: StoreCalls,
         *, health: Health, metrics: Metrics, console: Router, proxies: Networks = (),
     ) -> None:  # fmt: skip
         self._client = client
         self._access = access
-        self._feed = feed
         self._store_calls = store_calls
         self._metrics = metrics
         self._console = console
         self._proxies = proxies
         self._loop = asyncio.get_running_loop()
-        verbs = Verbs(client)
-        answers: dict[str, Page] = {"events": self._events}
-        for name in {call.name for call in CALLS} - {"events"}:
-            answers[name] = getattr(consumer_verbs if name in ("lease", "settle", "extend") else verbs, name)
         self._health = health
         self._routes: Routes[tuple[str, Page]] = Routes(
             [
-                *((call.method, call.path, (call.name, answers[call.name])) for call in CALLS),
+                *((call.method, call.path, (call.name, getattr(verbs, call.name))) for call in CALLS),
                 ("GET", "/healthz", ("/healthz", self._live)),
                 ("GET", "/readyz", ("/readyz", self._ready)),
                 ("GET", "/metrics", ("/metrics", self._exposition)),
@@ -216,21 +202,6 @@ class Service:
             return StreamingReply(self._store_calls.listen(request.body, request.caller), STREAM_TYPE)
         note = partial(self._note, request, operation)
         return await self._store_calls.answer(operation, request.body, request.caller, note)
-
-    async def _events(self, request: Request) -> Reply | StreamingReply:
-        topic = request.query(("topic",)).get("topic")
-        caller = request.caller
-        caller.check(Verb.EVENTS, topic)
-        if topic is not None:
-            check_topic(topic)
-        last = request.header(b"last-event-id")
-        if request.method == "HEAD":
-            return Reply(200, b"", _EVENT_STREAM)
-
-        def admits(event: Event) -> bool:
-            return topic in (None, event.topic) and caller.may(Verb.EVENTS, event.topic)
-
-        return StreamingReply(await self._feed.stream(last, admits), _EVENT_STREAM)
 
     async def _document(self, request: Request) -> Reply:
         return Reply(200, document())

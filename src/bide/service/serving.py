@@ -1,27 +1,8 @@
 """An instance of the service: its settings, its parts, and its run under uvicorn.
 
-The settings file of `bide serve` is TOML. It defines the destination and the delivery of the tasks of each topic.
-
-    keep_most = 10000                                # the most finished tasks kept of a topic
-    connections = 4096                               # open at once; further ones are answered 503
-    proxies = ["10.0.0.5", "10.1.0.0/16"]            # proxies whose X-Forwarded-For is trusted; none by default
-
-    [webhooks]
-    allow = ["10.1.0.0/16", "hooks.internal:8080"]   # in addition to public addresses
-    per_host = 20
-
-    [topics."order.close"]
-    webhook = "https://shop.example/hooks/close"     # or "per-task": each task names its URL in its header `webhook`
-    secrets_file = "/run/secrets/close"              # one whsec_... a line, the newest first
-    retry = "merchant-notify"                        # a preset, a list of durations, or a table of terms
-    concurrency = 20
-    timeout = "30s"
-    keep_done = "1h"
-
-    [topics."report.send"]
-    sink = "slack://reports"                         # a sink from another distribution, by the scheme of its URL
-
-A topic with neither is for consumers over HTTP: its settings apply to the tasks that they lease.
+The settings file of `bide serve` is TOML; docs/http.md has an example with every field. It defines the destination and
+the delivery of the tasks of each topic. A topic without a webhook and a sink is for consumers over HTTP: its settings
+apply to the tasks that they lease.
 """
 
 from __future__ import annotations
@@ -71,7 +52,7 @@ from bide.service.requests import BoundedHeads
 from bide.service.schemas import Terms, retries
 from bide.service.server import Service
 from bide.service.streaming import EventFeed
-from bide.service.verbs import ConsumerVerbs
+from bide.service.verbs import Verbs
 from bide.wiring import is_traced, sink_at, webhook_post
 
 PER_TASK = "per-task"
@@ -84,9 +65,11 @@ _Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     webhook: str | None = None
+    """A URL; or "per-task": each task names its own in its header `webhook`."""
     sink: str | None = None
     """The URL of a sink from another distribution, see `bide.extensions`."""
     secrets_file: str | None = None
+    """One whsec_... a line, the newest first."""
     headers: dict[str, str] = field(default_factory=dict)
     connect_timeout: str = "5s"
     timeout: str = "30s"
@@ -119,6 +102,7 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
 
 class WebhooksConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     allow: list[str] = field(default_factory=list)
+    """Networks, and hosts with a port, in addition to public addresses."""
     per_host: _Count = 20
     plain_http: bool = False
     """Allow webhooks to public addresses without TLS."""
@@ -272,9 +256,9 @@ class ServiceInstance:
             app, health, self.policy_of, self.instance, self._channel, access, overviews, day, stack
         )
         console = Router(context, [page(context) for page in CONSOLE_PAGES])
-        consumer_verbs = ConsumerVerbs(self._long_poll, instance=self.instance, lease=app.config.lease)
+        verbs = Verbs(app, self._long_poll, self._feed, instance=self.instance)
         self.service = Service(
-            app, access, consumer_verbs, self._feed, store_calls, health=health, metrics=self.metrics, console=console,
+            app, access, verbs, store_calls, health=health, metrics=self.metrics, console=console,
             proxies=self._proxies,
         )  # fmt: skip
 

@@ -1,7 +1,4 @@
-"""The calls of the contract, from the request to the engine and back.
-
-`Verbs` schedules, changes and reads tasks; `ConsumerVerbs` leases (and can wait for due tasks), settles and extends.
-"""
+"""The calls of the contract, from the request to the engine and back."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from msgspec import UNSET
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
+from bide.core.events import Event
 from bide.core.instants import Millis, as_datetime, duration, instant_text
 from bide.core.names import check_name, check_topic
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
@@ -40,10 +38,12 @@ from bide.ports.remote import LONGEST_LEASE, SHORTEST_LEASE
 from bide.service import schemas
 from bide.service.access import Caller, Verb, audit_pause
 from bide.service.contract import CALLS
-from bide.service.requests import Reply, Request, bad_input, encode, etag, problem_of, reply, reply_to, shape_for
+from bide.service.requests import Reply, Request, StreamingReply, encode, etag, problem_of, reply, reply_to, shape_for
+from bide.service.streaming import EventFeed
 
 Made = TypeVar("Made")
 _NONE = Count(0)
+_EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 async def set_paused(client: Client, topic: Topic, who: str, *, paused: bool) -> bool:
@@ -74,8 +74,11 @@ def asked(request: Request, call: str) -> Any:
 class Verbs:
     """Each method is a call of the contract. Raises Problem, AccessRefused, and the errors of the engine."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, long_poll: LongPoll, feed: EventFeed, *, instance: str) -> None:
         self._client = client
+        self._long_poll = long_poll
+        self._feed = feed
+        self._instance = instance
 
     # --- whole topics
 
@@ -121,11 +124,11 @@ class Verbs:
         ask: schemas.Schedule = asked(request, "schedule")
         condition: Container[Result] = ()
         if request.header(b"if-match") is not None:
-            raise bad_input(BadInput("if-match", request.header(b"if-match"), "none: PATCH and DELETE take it"))
+            raise BadInput("if-match", request.header(b"if-match"), "none: PATCH and DELETE take it")
         only_new = request.header(b"if-none-match")
         if only_new is not None:
             if only_new.strip() != "*":
-                raise bad_input(BadInput("if-none-match", only_new, "* alone: only if there is no such task"))
+                raise BadInput("if-none-match", only_new, "* alone: only if there is no such task")
             one_of(CONFLICTS, ask.on_conflict, "on_conflict")  # checked, although the header decides
             ask = msgspec.structs.replace(ask, on_conflict="refuse")
             condition = (Result.REFUSED,)
@@ -274,6 +277,51 @@ class Verbs:
         shapes = [shape for record in live if (shape := schemas.recurring_shape(record, now, most)) is not None]
         return reply(schemas.RecurringFoundShape(shapes, found.cursor))
 
+    # --- consumers in any language
+
+    async def lease(self, request: Request) -> Reply:
+        """Lease tasks, waiting in the long poll until the client disconnects or the caller loses access."""
+        ask: schemas.LeaseRequest = asked(request, "lease")
+        room = {check_topic(topic, "topics"): count for topic, count in ask.topics.items()}
+        request.caller.check_all(Verb.WORK, room)
+        wait = _bounded(ask.wait, "wait", 0, 1_000 * schemas.LONGEST_WAIT) / 1_000
+        lease_for = self._length(ask.lease_for)
+        holder = f"{request.caller.name}@{self._instance}"
+        leasing = self._long_poll.lease(room, holder=holder, lease_for=lease_for, wait=wait)
+        tasks = await request.while_connected(leasing, undo=self._long_poll.release)
+        paused = [topic for topic in room if topic in self._long_poll.pause_gate.topics]
+        return reply(schemas.LeasedShape(_visible(request, tasks, Verb.WORK), paused or UNSET))
+
+    async def settle(self, request: Request) -> Reply:
+        ended = _each(request, asked(request, "settle"), Verb.WORK, lambda ask: (_lease(ask), _outcome(ask)))
+        return reply(schemas.SettledShape(await self._long_poll.settle(ended, who=request.caller.name)))
+
+    async def extend(self, request: Request) -> Reply:
+        ask: schemas.Extend = asked(request, "extend")
+        request.caller.check_all(Verb.WORK, [one.topic for one in ask.leases])
+        leases = [_lease(one) for one in ask.leases]
+        return reply(schemas.ExtendedShape(await self._long_poll.extend(leases, self._length(ask.lease_for))))
+
+    def _length(self, given: str | None) -> Millis:
+        if given is None:
+            return self._client.config.lease
+        return _bounded(given, "lease_for", SHORTEST_LEASE, LONGEST_LEASE)
+
+    async def events(self, request: Request) -> Reply | StreamingReply:
+        topic = request.query(("topic",)).get("topic")
+        caller = request.caller
+        caller.check(Verb.EVENTS, topic)
+        if topic is not None:
+            check_topic(topic)
+        last = request.header(b"last-event-id")
+        if request.method == "HEAD":
+            return Reply(200, b"", _EVENT_STREAM)
+
+        def admits(event: Event) -> bool:
+            return topic in (None, event.topic) and caller.may(Verb.EVENTS, event.topic)
+
+        return StreamingReply(await self._feed.stream(last, admits), _EVENT_STREAM)
+
     # --- helpers
 
     def _new(self, topic: str, key: str | None, ask: schemas.Schedule) -> NewTask:
@@ -334,7 +382,7 @@ def _whole(text: str, field: str, least: int, most: int) -> int:
 
 def _refuse_body(request: Request) -> None:
     if request.body:
-        raise bad_input(BadInput("body", f"{len(request.body)} bytes", "no body"))
+        raise BadInput("body", f"{len(request.body)} bytes", "no body")
 
 
 def _seen(given: str | None, tag: str) -> bool:
@@ -355,7 +403,7 @@ def _item(
 
 def _each(request: Request, batch: Sequence[Any], verb: Verb, make: Callable[[Any], Made]) -> list[Made]:
     """Make each item, if the caller has access to the topics of all items. An error names the index of its item, and
-    nothing is done. Raises Forbidden, Problem."""
+    nothing is done. Raises Forbidden, BadInput."""
     request.caller.check_all(verb, [ask.topic for ask in batch])
     place = 0
     made: list[Made] = []
@@ -363,43 +411,8 @@ def _each(request: Request, batch: Sequence[Any], verb: Verb, make: Callable[[An
         for place, ask in enumerate(batch):  # noqa: B007 - the error uses the place
             made.append(make(ask))
     except BadInput as error:
-        raise bad_input(error, f"[{place}].") from None
+        raise BadInput(f"[{place}].{error.field}", error.value, error.accepted) from None
     return made
-
-
-class ConsumerVerbs:
-    """The calls for consumers in any language. Each method is a call of the contract."""
-
-    def __init__(self, long_poll: LongPoll, *, instance: str, lease: Millis) -> None:
-        self._long_poll = long_poll
-        self._instance = instance
-        self._lease = lease
-
-    async def lease(self, request: Request) -> Reply:
-        """Lease tasks, waiting in the long poll until the client disconnects or the caller loses access."""
-        ask: schemas.LeaseRequest = asked(request, "lease")
-        room = {check_topic(topic, "topics"): count for topic, count in ask.topics.items()}
-        request.caller.check_all(Verb.WORK, room)
-        wait = _bounded(ask.wait, "wait", 0, 1_000 * schemas.LONGEST_WAIT) / 1_000
-        lease_for = self._length(ask.lease_for)
-        holder = f"{request.caller.name}@{self._instance}"
-        leasing = self._long_poll.lease(room, holder=holder, lease_for=lease_for, wait=wait)
-        tasks = await request.while_connected(leasing, undo=self._long_poll.release)
-        paused = [topic for topic in room if topic in self._long_poll.pause_gate.topics]
-        return reply(schemas.LeasedShape(_visible(request, tasks, Verb.WORK), paused or UNSET))
-
-    async def settle(self, request: Request) -> Reply:
-        ended = _each(request, asked(request, "settle"), Verb.WORK, lambda ask: (_lease(ask), _outcome(ask)))
-        return reply(schemas.SettledShape(await self._long_poll.settle(ended, who=request.caller.name)))
-
-    async def extend(self, request: Request) -> Reply:
-        ask: schemas.Extend = asked(request, "extend")
-        request.caller.check_all(Verb.WORK, [one.topic for one in ask.leases])
-        leases = [_lease(one) for one in ask.leases]
-        return reply(schemas.ExtendedShape(await self._long_poll.extend(leases, self._length(ask.lease_for))))
-
-    def _length(self, given: str | None) -> Millis:
-        return self._lease if given is None else _bounded(given, "lease_for", SHORTEST_LEASE, LONGEST_LEASE)
 
 
 def _bounded(given: str, field: str, least: Millis, most: Millis) -> Millis:
