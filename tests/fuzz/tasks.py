@@ -21,7 +21,7 @@ from bide.engine.delivery.settlement import reject_reason, settlement_for
 from bide.engine.session import inherited_headers, set_running
 from bide.ports import Policy
 from bide.service.schemas import detail_shape, one_line, task_shape
-from bide.sinks.trace_headers import trace_headers
+from bide.sinks.webhook.sending import trace_headers
 from bide.testing.clock import FIRST_INSTANT as NOW
 from bide.testing.clock import ManualClock
 

@@ -22,7 +22,7 @@ from bide.engine import pauses
 from bide.ports import StoreFacade
 from bide.ports.remote import LeaseRequest
 from bide.service.access import Caller, Verb
-from bide.service.remote.operations import StoreOperations
+from bide.service.remote import StoreOperations
 from bide.stores.memory import MemoryStore
 
 

@@ -16,8 +16,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from bide import BadInput, Bide, Dead, Defer, Fixed, Retry, StoreFull, Task
 from bide.core.options import LONGEST_HEADERS
 from bide.core.records import NewTask
-from bide.sinks.trace_headers import trace_headers
 from bide.sinks.traced import Tracing
+from bide.sinks.webhook.sending import trace_headers
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from bide.app import Bide
-from bide.cli.context import Context, if_token_option, shared_options, zone_option
+from bide.cli.context import Context, if_token_option, takes_context, zone_option
 from bide.cli.exits import Exit, PartlyDone
 from bide.cli.output import (
     answer_words,
@@ -40,8 +40,7 @@ _PAGE = 500
 @click.option("--at", metavar="INSTANT", help='Or an instant: "2030-01-31T08:00:00+01:00", "tomorrow 20:00".')
 @zone_option
 @if_token_option
-@shared_options()
-@click.pass_obj
+@takes_context()
 def move(context: Context, /, topic: str, key: str, **given: Any) -> Exit:
     """Move a waiting task to another time: `moved`, or `under_way` if it is being delivered and nothing changed."""
     return context.answer(topic, key, lambda app: app.reschedule(topic, key, **given))
@@ -51,8 +50,7 @@ def move(context: Context, /, topic: str, key: str, **given: Any) -> Exit:
 @click.argument("topic")
 @click.argument("key")
 @if_token_option
-@shared_options()
-@click.pass_obj
+@takes_context()
 def fire(context: Context, topic: str, key: str, if_token: int | None) -> Exit:
     """Fire a waiting task now: `moved`, or `under_way` if it is already being delivered."""
     return context.answer(topic, key, lambda app: app.fire_now(topic, key, if_token=if_token))
@@ -80,8 +78,7 @@ def _single(topic: str | None, key: str | None, only: str | None, *, option: str
 @click.option("--group", help="Cancel every live task of this group instead.")
 @click.option("--topic", "only", metavar="TOPIC", help="With --group: only those of this topic.")
 @if_token_option
-@shared_options()
-@click.pass_obj
+@takes_context()
 def cancel(
     context: Context, topic: str | None, key: str | None, group: str | None, only: str | None, if_token: int | None
 ) -> Exit:
@@ -101,8 +98,7 @@ def cancel(
 @click.option("--group", required=True, help="The group whose tasks move.")
 @click.option("--topic", help="Only those of this topic.")
 @click.option("--by", required=True, metavar="LENGTH", help='"30m" moves them later, "-2h" earlier, never before now.')
-@shared_options()
-@click.pass_obj
+@takes_context()
 def shift(context: Context, group: str, topic: str | None, by: str) -> Exit:
     """Shift the waiting tasks of a group, all by the same duration."""
     return _group(context, group, topic, "shift", lambda app: app.shift(group=group, topic=topic, by=by))
@@ -116,8 +112,7 @@ def shift(context: Context, group: str, topic: str | None, by: str) -> Exit:
 @click.option("--delay", metavar="LENGTH", default="0s", show_default=True, help="Duration from now.")
 @click.option("--yes", is_flag=True, help="With --all-dead: do not ask.")
 @if_token_option
-@shared_options()
-@click.pass_obj
+@takes_context()
 def redrive(
     context: Context, topic: str | None, key: str | None, all_dead: bool, only: str | None, delay: str, yes: bool,
     if_token: int | None,
@@ -212,8 +207,7 @@ async def _redrive_all(app: Bide, context: Context, topic: str | None, delay: st
 
 @click.command()
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
-@shared_options()
-@click.pass_obj
+@takes_context()
 def pause(context: Context, topics: tuple[str, ...]) -> Exit:
     """Hold the tasks of each TOPIC back until it is resumed; without a TOPIC, list the pauses.
 
@@ -242,8 +236,7 @@ def pause(context: Context, topics: tuple[str, ...]) -> Exit:
 
 @click.command()
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
-@shared_options()
-@click.pass_obj
+@takes_context()
 def resume(context: Context, topics: tuple[str, ...]) -> Exit:
     """Deliver the tasks of each TOPIC again: overdue ones at once, as fast as its workers handle them."""
     for topic in topics:

@@ -120,7 +120,7 @@ _STORE = _shared("--store", metavar="URL", help="The store of the tasks, such as
 
 
 def shared_options(*, store: bool = True, json: bool = True) -> Callable[[Decorated], Decorated]:
-    """Add the options that all commands share. A command gets its `Context` by `click.pass_obj`."""
+    """Add the options that all commands share."""
 
     def decorate(command: Decorated) -> Decorated:
         for option in (_DEBUG, *([_JSON] if json else []), *([_STORE] if store else [])):
@@ -128,6 +128,11 @@ def shared_options(*, store: bool = True, json: bool = True) -> Callable[[Decora
         return command
 
     return decorate
+
+
+def takes_context(*, store: bool = True, json: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options that all commands share, and pass the command its `Context` first."""
+    return lambda command: shared_options(store=store, json=json)(click.pass_obj(command))
 
 
 class NamedCommands(click.Group):

@@ -19,7 +19,7 @@ import click
 
 from bide._version import __version__
 from bide.app import Bide
-from bide.cli.context import Context, shared_options
+from bide.cli.context import Context, takes_context
 from bide.cli.exits import Exit
 from bide.cli.output import count_words, current_millis, length_words, paused_words, relative_words
 from bide.core.errors import BadInput, BideError, SetupError
@@ -54,8 +54,7 @@ _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
 
 
 @click.command()
-@shared_options()
-@click.pass_obj
+@takes_context()
 def doctor(context: Context) -> Exit:
     """Check the settings, this machine and the store; each line states a finding, and what to do about it.
 
@@ -209,8 +208,7 @@ async def _log(app: Bide) -> list[Note]:
 @click.command()
 @click.option("--check", is_flag=True, help="Only say whether the schema is up to date: exit code 0 if so, else 1.")
 @click.option("--print", "as_sql", is_flag=True, help="Print the missing statements, and run none of them.")
-@shared_options()
-@click.pass_obj
+@takes_context()
 def migrate(context: Context, check: bool, as_sql: bool) -> Exit:
     """Create or upgrade the schema in a database. Any number of processes may do so at once.
 

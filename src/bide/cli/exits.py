@@ -16,18 +16,8 @@ from enum import IntEnum
 from types import FrameType
 from typing import Any, Self
 
-from bide.core.errors import (
-    BadInput,
-    BideError,
-    LeaseLost,
-    MissingExtra,
-    OutcomeUnknown,
-    PartlyFailed,
-    SetupError,
-    StoreCorrupt,
-    StoreError,
-    StoreMismatch,
-)
+from bide.core import errors
+from bide.core.errors import BideError, MissingExtra
 from bide.core.instants import Millis
 
 
@@ -59,21 +49,20 @@ class PartlyDone(BideError):
 
 
 _EXITS: Mapping[type[BideError], Exit] = {
-    BadInput: Exit.BAD_INPUT,
-    StoreCorrupt: Exit.DAMAGED,
-    StoreMismatch: Exit.DAMAGED,
+    errors.BadInput: Exit.BAD_INPUT,
+    errors.StoreCorrupt: Exit.DAMAGED,
+    errors.StoreMismatch: Exit.DAMAGED,
     PartlyDone: Exit.PARTLY,
-    PartlyFailed: Exit.PARTLY,
-    OutcomeUnknown: Exit.UNKNOWN,
-    SetupError: Exit.SETUP,  # before StoreError: a token that is refused is both
-    StoreError: Exit.UNAVAILABLE,
-    LeaseLost: Exit.NOT_DONE,
+    errors.PartlyFailed: Exit.PARTLY,
+    errors.OutcomeUnknown: Exit.UNKNOWN,
+    errors.SetupError: Exit.SETUP,  # before StoreError: a token that is refused is both
+    errors.StoreError: Exit.UNAVAILABLE,
+    errors.LeaseLost: Exit.NOT_DONE,
 }
 """By the kind of error, special cases first."""
 
 
 def exit_of(error: BideError) -> Exit:
-    """The code of a command that ends with `error`."""
     return next((code for kind, code in _EXITS.items() if isinstance(error, kind)), Exit.DEFECT)
 
 

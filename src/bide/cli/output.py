@@ -113,7 +113,6 @@ def paused_words(pause: Pause) -> str:
 
 
 def pause_shape(pause: Pause) -> dict[str, Any]:
-    """A pause as JSON."""
     return {"topic": pause.topic, "since": instant_text(pause.since), "who": pause.who}
 
 

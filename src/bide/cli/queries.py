@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from bide.app import Bide
-from bide.cli.context import Context, WholeNumber, shared_options
+from bide.cli.context import Context, WholeNumber, takes_context
 from bide.cli.exits import Exit
 from bide.cli.output import (
     WORDS,
@@ -48,8 +48,7 @@ _PAGE = 500
 @click.option("--before", metavar="WHEN", help="Only tasks that wake before this instant, or this duration from now.")
 @click.option("--limit", type=WholeNumber(1, _MOST), default=50, show_default=True, help="The most to print.")
 @click.option("--all", "everything", is_flag=True, help="Print all of them.")
-@shared_options()
-@click.pass_obj
+@takes_context()
 def ls(
     context: Context, topic: str | None, state: str, group: str | None, before: str | None, limit: int,
     everything: bool,
@@ -122,8 +121,7 @@ async def _print_hints(
 @click.command()
 @click.argument("topic")
 @click.argument("key")
-@shared_options()
-@click.pass_obj
+@takes_context()
 def show(context: Context, topic: str, key: str) -> Exit:
     """Show one task: its times, its payload, and its events: who changed it, and why it failed."""
 
@@ -179,8 +177,7 @@ def _delivery_shape(last: Attempt, why: Sequence[str]) -> dict[str, Any]:
 @click.argument("topic", required=False)
 @click.argument("key", required=False)
 @click.option("--limit", type=WholeNumber(1, 100_000), default=50, show_default=True, help="The most to print.")
-@shared_options()
-@click.pass_obj
+@takes_context()
 def events(context: Context, topic: str | None, key: str | None, limit: int) -> Exit:
     """List the unusual events, the newest first: of TOPIC KEY, or of all tasks.
 
@@ -215,8 +212,7 @@ def _instant_or_length(text: str) -> int:
 @click.option("--topic", help="Only of this topic.")
 @click.option("--ahead", metavar="LENGTH", help='Forecast how many tasks come due within this, such as "24h".')
 @click.option("--step", metavar="LENGTH", help="The step of the forecast; a 24th of --ahead by default.")
-@shared_options()
-@click.pass_obj
+@takes_context()
 def tally(context: Context, topic: str | None, ahead: str | None, step: str | None) -> Exit:
     """Count tasks by topic and state, and the due ones; with --ahead, forecast how many come due when."""
     edges = _edges(ahead, step)

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import click
 
 from bide.app import Bide
-from bide.cli.context import Context, NamedCommands, WholeNumber, shared_options
+from bide.cli.context import Context, NamedCommands, WholeNumber, shared_options, takes_context
 from bide.cli.exits import Exit
 from bide.cli.output import (
     answer_words,
@@ -50,8 +50,7 @@ def recurring() -> None:
 @click.argument("key", required=False)
 @click.option("--group", help="Only those of this group.")
 @click.option("-n", "number", type=WholeNumber(1, 100), default=1, help="How many next instants of each.")
-@shared_options()
-@click.pass_obj
+@takes_context()
 def ls(context: Context, topic: str | None, key: str | None, group: str | None, number: int) -> Exit:
     """List the recurring tasks of all topics, of TOPIC, or the one with KEY: rules in words and next instants."""
 
@@ -110,8 +109,7 @@ def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
 @click.option("--deadline", metavar="LENGTH", help="Deliver no occurrence later than this after it was due.")
 @click.option("--end-when-dead", is_flag=True, help="End the rule with the first occurrence that dies.")
 @click.option("--retry", type=click.Choice(list(PRESETS)), help="The retry policy of each occurrence.")
-@shared_options()
-@click.pass_obj
+@takes_context()
 def add(
     context: Context, /, topic: str, rule: str, payload: str | None, key: str | None, zone: str, **options: Any
 ) -> Exit:
@@ -131,8 +129,7 @@ def _verb(name: str, about: str, done: str | None = None) -> None:
     @recurring.command(name.replace("_", "-"), short_help=about, help=about)
     @click.argument("topic")
     @click.argument("key", required=False)
-    @shared_options()
-    @click.pass_obj
+    @takes_context()
     def command(context: Context, topic: str, key: str | None) -> Exit:
         return _one(context, topic, key, lambda app: getattr(app.recurring, name)(topic, key), done=done)
 
@@ -150,8 +147,7 @@ _verb("remove", "End it: no occurrence follows.")
 @click.argument("key", required=False)
 @click.option("--since", metavar="INSTANT", required=True, help="The first instant.")
 @click.option("--until", metavar="INSTANT", required=True, help="The last instant.")
-@shared_options()
-@click.pass_obj
+@takes_context()
 def backfill(context: Context, topic: str, key: str | None, since: str, until: str) -> Exit:
     """Run each occurrence of the rule from --since to --until once, as a separate task."""
 
@@ -185,8 +181,7 @@ def _one(
 @click.option("-n", "count", default="5", metavar="N", type=WholeNumber(1, 10_000), help="How many; 5 by default.")
 @click.option("--after", metavar="INSTANT", help="Start after this instant, such as 2030-01-31T08:00Z; now by default.")
 @click.option("--start", metavar="INSTANT", help="The start of the rule, from which an RRULE counts.")
-@shared_options(store=False)
-@click.pass_obj
+@takes_context(store=False)
 def next_runs(context: Context, rule: str, zone: str | None, count: int, after: str | None, start: str | None) -> Exit:
     """Show when a recurring rule runs next. RULE is "0 8 * * mon-fri", "@daily", "every 15m" or "FREQ=DAILY".
 

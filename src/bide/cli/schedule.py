@@ -15,41 +15,25 @@ import click
 import msgspec
 
 from bide.app import Bide
-from bide.cli.context import Context, WholeNumber, if_token_option, shared_options, zone_option
+from bide.cli.context import Context, WholeNumber, if_token_option, takes_context, zone_option
 from bide.cli.exits import Exit, PartlyDone
 from bide.cli.output import print_json, progress_bar, totals_words
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BadPayload, BideError, OutcomeUnknown, PartlyFailed
 from bide.core.records import NewTask, OnConflict, Result
 from bide.core.retry import PRESETS
-from bide.service.schemas import answer_shape
+from bide.service.schemas import Schedule, answer_shape, payload_of, retries
 
 _PAYLOAD_ACCEPTED = "JSON such as '{\"number\": 42}', @FILE, or - for standard input; with --bytes anything"
 _PAGE = 1_000
 """Lines of one transaction: enough for one fsync per thousand, few enough to show progress."""
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A task as a line of the file describes it."""
+class _Line(Schedule, forbid_unknown_fields=True):
+    """A line of the file, or of `bide ls --json`, which has the time at which the task wakes."""
 
     topic: str | None = None
     key: str | None = None
-    group: str | None = None
-    delay: str | None = None
-    at: str | None = None
-    payload: msgspec.Raw = msgspec.Raw(b"")
-    payload_base64: bytes | None = None
-    on_conflict: str = "replace"
-    retry: str | None = None
-    deadline: str | None = None
-    headers: dict[str, str] | None = None
-    if_token: int | None = None
-    zone: str | None = None
-
-
-class _Listed(_Line, forbid_unknown_fields=True):
-    """A line of the file, or of `bide ls --json`, which has the time at which the task wakes."""
-
     wake_at: str | None = None
     id: object = None
     state: object = None
@@ -61,7 +45,8 @@ class _Listed(_Line, forbid_unknown_fields=True):
     finished_at: object = None
 
 
-_decoder = msgspec.json.Decoder(_Listed)
+_FIELDS = ("topic", "key", *Schedule.__struct_fields__)
+_decoder = msgspec.json.Decoder(_Line)
 
 
 @click.command()
@@ -87,8 +72,7 @@ _decoder = msgspec.json.Decoder(_Listed)
 @click.option(
     "--from", "first", metavar="LINE", type=WholeNumber(1, 2**63 - 1), help="With --many: begin at this line."
 )
-@shared_options()
-@click.pass_obj
+@takes_context()
 def schedule(
     context: Context, /, topic: str | None, payload: str | None, raw: bool, many: str | None, first: int | None,
     on_conflict: str, **given: Any,
@@ -196,24 +180,19 @@ def _read(app: Bide, page: list[tuple[int, bytes]], topic: str | None) -> list[N
             raise BadInput(f"line {number}, {error.field}", error.value, error.accepted) from None
         except (ValueError, RecursionError) as error:
             shown = text.decode(errors="replace").strip()
-            accepted = f"a JSON object with the fields {', '.join(_Line.__struct_fields__)} ({error})"
+            accepted = f"a JSON object with the fields {', '.join(_FIELDS)} ({error})"
             raise BadInput(f"line {number}", shown, accepted) from None
     return tasks
 
 
-def _task(app: Bide, line: _Listed, topic: str | None) -> NewTask:
+def _task(app: Bide, line: _Line, topic: str | None) -> NewTask:
     name = line.topic or topic
     if name is None:
         raise BadInput("topic", None, "a topic in the line, or TOPIC on the command line")
-    given: Any = bytes(line.payload) or b"null"
-    if line.payload_base64 is not None:
-        if bytes(line.payload):
-            raise BadInput("payload, payload_base64", "both", "one of the two")
-        given = line.payload_base64
     at = line.wake_at if line.at is None and line.delay is None else line.at
     return app.new(
-        name, given, key=line.key, group=line.group, delay=line.delay, at=at, on_conflict=line.on_conflict,
-        retry=line.retry, deadline=line.deadline, headers=line.headers, if_token=line.if_token, zone=line.zone,
+        name, payload_of(line), key=line.key, group=line.group, delay=line.delay, at=at, on_conflict=line.on_conflict,
+        retry=retries(line.retry), deadline=line.deadline, headers=line.headers, if_token=line.if_token, zone=line.zone,
     )  # fmt: skip
 
 

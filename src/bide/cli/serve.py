@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from bide.app import Bide
-from bide.cli.context import Context, WholeNumber, shared_options, without_password
+from bide.cli.context import Context, WholeNumber, shared_options, takes_context, without_password
 from bide.cli.exits import Exit, Shutdown, run_loop
 from bide.core.errors import BadInput, MissingExtra
 from bide.service.logs import LEVELS
@@ -37,8 +37,7 @@ _PORT = click.option(
 @click.option("--log-level", type=click.Choice(LEVELS), help="The log level; info by default, warning with --demo.")
 @click.option("--demo", is_flag=True, help="Run the demo: live traffic on a separate store.")
 @click.option("--uvloop", is_flag=True, help="Run on uvloop, if it is installed.")
-@shared_options(json=False)
-@click.pass_obj
+@takes_context(json=False)
 def serve(
     context: Context, host: str, port: int, path: str | None, webhooks: tuple[str, ...], allow: tuple[str, ...],
     insecure: bool, log_format: str, log_level: str | None, demo: bool, uvloop: bool,

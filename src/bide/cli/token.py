@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from bide.app import Bide
-from bide.cli.context import Context, NamedCommands, shared_options, without_password
+from bide.cli.context import Context, NamedCommands, shared_options, takes_context, without_password
 from bide.cli.exits import Exit
 from bide.cli.output import moment_words, print_json, printable
 from bide.core.errors import BadInput
@@ -37,8 +37,7 @@ def token() -> None:
     help='Topics it allows; may be given several times; * stands for any characters: "order.*". By default all.',
 )  # fmt: skip
 @click.option("--expires", metavar="LENGTH", help='When it expires, as a duration from now: "90d". By default never.')
-@shared_options()
-@click.pass_obj
+@takes_context()
 def add(context: Context, name: str, verbs: tuple[str, ...], topics: tuple[str, ...], expires: str | None) -> Exit:
     """Make a token for NAME and print it, this once, since only a hash of it is kept.
 
@@ -68,8 +67,7 @@ def add(context: Context, name: str, verbs: tuple[str, ...], topics: tuple[str, 
 
 
 @token.command(short_help="List the tokens, without their secrets.")
-@shared_options()
-@click.pass_obj
+@takes_context()
 def ls(context: Context) -> Exit:
     """List the tokens: their names and what they allow, never the tokens themselves."""
 
@@ -92,8 +90,7 @@ def ls(context: Context) -> Exit:
 
 @token.command(short_help="Revoke a token.")
 @click.argument("id")
-@shared_options()
-@click.pass_obj
+@takes_context()
 def revoke(context: Context, id: str) -> Exit:
     """Revoke the token with this ID: every instance refuses it within five seconds."""
     check_id(id)

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bide.app import Bide
-from bide.cli.context import Context, shared_options
+from bide.cli.context import Context, takes_context
 from bide.cli.exits import Exit
 from bide.cli.output import count_words, length_words, local_words, print_json, printable
 from bide.cli.tables import STYLES, console
@@ -52,8 +52,7 @@ _OLD: Millis = 3_000
 @click.command()
 @click.option("--once", is_flag=True, help="Print it once and end; the default if standard output is not a terminal.")
 @click.option("--every", metavar="LENGTH", default="2s", show_default=True, help="How often to refresh.")
-@shared_options()
-@click.pass_obj
+@takes_context()
 def top(context: Context, once: bool, every: str) -> Exit:
     """Show an overview: pending, due and dead tasks, their lateness, and the workers.
 

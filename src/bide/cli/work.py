@@ -21,7 +21,7 @@ from difflib import get_close_matches
 import click
 
 from bide.app import Bide
-from bide.cli.context import Context, WholeNumber, shared_options, without_password
+from bide.cli.context import Context, WholeNumber, takes_context, without_password
 from bide.cli.exits import SETTLING, SIGNALS, Exit, Shutdown, on_signals, run_loop
 from bide.core.errors import BadInput, BideError, SetupError
 from bide.core.instants import duration_text
@@ -50,8 +50,7 @@ _SLACK = 2.0
 )
 @click.option("--uvloop", is_flag=True, help="Run on uvloop, if it is installed.")
 @click.option("--supervised", type=int, hidden=True, help="0, or the number of processes for the first one.")
-@shared_options(json=False)
-@click.pass_obj
+@takes_context(json=False)
 def work(
     context: Context, application: str, processes: int, topics: tuple[str, ...], quiet: bool, log_level: str,
     uvloop: bool, supervised: int | None,

@@ -36,7 +36,6 @@ _COUNTED = 1_000_000
 _LEASED = 1_000
 """The most leased tasks that are counted."""
 _SHOWN = 10
-"""The number of tasks that a preview shows."""
 _PATIENCE = 0.8
 """The most seconds for reading tasks one by one while a viewer waits for the page."""
 
@@ -70,7 +69,6 @@ class BulkRequest(Struct, frozen=True, kw_only=True):
     error: str | None = None
     """Only dead tasks whose error is of this class (see `dead_letters.error_class`)."""
     at: Millis | None = None
-    """The instant to move the tasks to."""
     by: Millis | None = None
     """The length to shift the tasks by; may be negative."""
     deadlines: bool = False
@@ -310,7 +308,6 @@ class Preview(NamedTuple):
     """The number of them that are being delivered now."""
     sample: Sequence[Record]
     topics: frozenset[Topic]
-    """The known topics of these tasks."""
     gone: Sequence[Version] = ()
     """The chosen tasks that are gone, or have changed since they were seen."""
 

@@ -85,8 +85,6 @@ _CLOSING = 5.0
 
 
 class BulkState(StrEnum):
-    """The state of a run."""
-
     QUEUED = "queued"
     """It waits for other runs in this instance."""
     RUNNING = "running"
@@ -108,7 +106,6 @@ class Progress(Struct, kw_only=True):
     chosen: int
     """The number of chosen tasks; 0: all that match."""
     topics: tuple[Topic, ...] = ()
-    """The topics of all chosen tasks."""
     who: str
     instance: str
     asked_at: Millis
@@ -191,7 +188,6 @@ class BulkRun:
 
     @property
     def _piece(self) -> int:
-        """The number of tasks in one batch."""
         pace = self._bulk.pace
         return PAGE if pace is None else max(1, min(PAGE, pace // _SMOOTH))
 
@@ -208,7 +204,6 @@ class BulkRun:
             await change(piece)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait until the time has passed or the run is stopped."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._stop.wait()
@@ -517,7 +512,6 @@ class BulkRunner:
             progress.total, progress.total_exact = count
 
     async def _attend(self, run: BulkRun) -> None:
-        """Repeatedly write the progress, and read any request to stop."""
         written = turn = 0
         while True:
             await asyncio.sleep(_EVERY)

@@ -75,7 +75,6 @@ class CachedQuery(Generic[T]):
         return await self.get()
 
     async def close(self) -> None:
-        """End the running query."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])

@@ -88,10 +88,8 @@ class DeadLetters(NamedTuple):
     """All dead tasks, by topic and error."""
 
     groups: tuple[DeadGroup, ...]
-    """Largest first."""
     totals: Mapping[Topic, Count]
     """The number of dead tasks by topic, even if not all were read."""
-    looked: int
     partly: frozenset[Topic]
     """Topics whose oldest tasks alone were read."""
 
@@ -105,7 +103,6 @@ async def dead_letters(client: Client, *, most: int = MOST_LOOKED_AT) -> DeadLet
     totals = {topic: count for (topic, state), count in tally.counts.items() if state is State.DEAD and count.number}
     groups: dict[tuple[Topic, str], DeadGroup] = {}
     partly: set[Topic] = set()
-    looked = 0
     until = asyncio.get_running_loop().time() + _PATIENCE
     left, room = most, _MOST_BYTES
     waiting = sorted(totals, key=lambda topic: (totals[topic].number, topic))
@@ -120,11 +117,11 @@ async def dead_letters(client: Client, *, most: int = MOST_LOOKED_AT) -> DeadLet
             number += len(page)
             if size >= bytes_share or asyncio.get_running_loop().time() >= until:
                 break
-        left, room, looked = left - number, room - size, looked + number
+        left, room = left - number, room - size
         if number < totals[topic].number or not totals[topic].exact:
             partly.add(topic)
     ordered = sorted(groups.values(), key=lambda group: (-group.number, group.topic, group.error))
-    return DeadLetters(tuple(ordered), totals, looked, frozenset(partly))
+    return DeadLetters(tuple(ordered), totals, frozenset(partly))
 
 
 def _group(groups: dict[tuple[Topic, str], DeadGroup], record: Record) -> None:

@@ -73,8 +73,6 @@ _PARTS = 60
 
 
 class Span(StrEnum):
-    """The named ranges."""
-
     MINUTE = "minute"
     HOUR = "hour"
     DAY = "day"
@@ -103,7 +101,6 @@ _SPANS: dict[Span, tuple[Millis, Millis, Millis]] = {
 
 
 def around(span: Span, now: Millis) -> Range:
-    """The current range of a span."""
     back, ahead, step = _SPANS[span]
     return Range(now - back, now + ahead, step)
 
@@ -235,8 +232,6 @@ class ForecastQuery(NamedTuple):
 
 
 class ForecastAnswer(NamedTuple):
-    """The answer to a request."""
-
     edges: list[Millis]
     """The edges of the whole range, including the part that has passed."""
     bars: list[Bar]
@@ -291,7 +286,6 @@ class Forecast:
         return await cached.get()
 
     async def close(self) -> None:
-        """End the running queries."""
         for query in self._queries.values():
             await query.close()
         await self._topics.close()
@@ -384,7 +378,6 @@ async def _with_peaks(bars: list[Bar], count: Counting) -> tuple[list[Peak], lis
 
 
 def together(bars: Sequence[Bar]) -> Bar:
-    """Merge consecutive bars into one."""
     topics = {topic for bar in bars for topic in bar.counts}
     counts = {topic: summed(bar.counts[topic] for bar in bars if topic in bar.counts) for topic in topics}
     return Bar(bars[0].low, bars[-1].high, counts)

@@ -24,14 +24,12 @@ from bide.ports import Clock, Store
 May = Callable[[Topic], bool]
 """Returns True if a viewer may see a topic."""
 MINUTES = 60
-"""The minutes of the last hour."""
 _AFRESH: Millis = 5 * MINUTE
 """The interval at which the whole hour is read again, to catch late writes."""
 _NEARLY: Millis = 58_000
 """The last minute begins at a row that was read at least this long ago."""
 QUARTER: Millis = 15 * MINUTE
 QUARTERS = 96
-"""The number of quarters of an hour in a day."""
 _IN_QUARTER = QUARTER // MINUTE
 _LATEST: Millis = 4 * MINUTE
 """The age up to which a row may still be written."""
@@ -192,8 +190,6 @@ class Fastest(NamedTuple):
 
 
 class PastInterval(NamedTuple):
-    """Deliveries of one interval."""
-
     planned: int
     """Deliveries that began, by their planned time."""
     done: int
@@ -280,7 +276,6 @@ class LastDay:
             self._whole_at = now
 
     async def close(self) -> None:
-        """End the running query."""
         await self._query.close()
 
     def between(self, edges: Sequence[Millis], admits: May) -> list[PastInterval]:
@@ -303,7 +298,6 @@ class LastDay:
         return [Quarter(one * QUARTER, row.topics.get(topic) or DeliveryCounts()) for one, row in rows]
 
     def topics(self) -> set[Topic]:
-        """The topics with any deliveries."""
         return {topic for row in self._quarters.values() for topic in row.topics}
 
     def fastest(self, whose: Hashable, admits: May) -> Fastest | None:

@@ -60,8 +60,6 @@ class Figure(Struct, frozen=True):
 
 
 class TopicSeen(Struct, frozen=True, kw_only=True):
-    """The state of one topic."""
-
     topic: Topic
     counts: Mapping[State, Count]
     pending: Figure
@@ -126,8 +124,6 @@ class Holder(Struct, frozen=True, kw_only=True):
 
 
 class Overview(Struct, frozen=True, kw_only=True):
-    """A store as a viewer sees it."""
-
     at: Millis
     pending: Figure
     """Waiting, due or not."""
@@ -159,7 +155,6 @@ class Overview(Struct, frozen=True, kw_only=True):
 
     @property
     def empty(self) -> bool:
-        """True if there are no tasks."""
         return not (self.pending.count.number or self.leased.number or self.dead.number or self.ended)
 
     @property
@@ -323,7 +318,6 @@ class Overviews:
         await asyncio.gather(self._counts.fresh(), self._live.fresh())
 
     async def close(self) -> None:
-        """End the queries that run."""
         for query in (self._work, self._live, self._exact, self._counts):
             await query.close()
 
@@ -442,5 +436,4 @@ class Topics:
         )
 
     async def close(self) -> None:
-        """End the queries that run."""
         await self._routes.close()

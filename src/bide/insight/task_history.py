@@ -54,7 +54,6 @@ class Attempt(Struct, frozen=True, kw_only=True):
     began: Millis | None = None
     ended: Millis | None = None
     who: str | None = None
-    """The worker."""
     error: str = ""
     again_at: Millis | None = None
     """The planned time of the next delivery."""
@@ -89,8 +88,6 @@ class Cohort(Struct, frozen=True, kw_only=True):
 
 
 class TaskHistory(Struct, frozen=True, kw_only=True):
-    """The history of one task."""
-
     record: Record
     attempts: Sequence[Attempt]
     """The deliveries of this life, oldest first."""

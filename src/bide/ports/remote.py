@@ -287,8 +287,6 @@ Needs = Mapping[str, Collection[Topic] | None]
 
 
 class Bounds(NamedTuple):
-    """The limits of one service."""
-
     payload: int
     trusting: bool = False
     """For tests of the messages alone: options may be any bytes, and a lease may have any length."""
@@ -302,8 +300,6 @@ Fields = Mapping[str, Check]
 
 @dataclass(frozen=True, eq=False)
 class Operation(Generic[Request, Answered]):
-    """One row of the table."""
-
     name: str
     request: type[Request]
     answer: type[Answered]
@@ -313,7 +309,6 @@ class Operation(Generic[Request, Answered]):
     """True: the call is numbered, and done once even if resent. One call of each operation is in flight at a time."""
 
     def check(self, request: Request, bounds: Bounds) -> None:
-        """Raise BadInput for an invalid request."""
         items: Sequence[Any] = [request]
         if isinstance(request, Batch):
             items = request.items

@@ -22,8 +22,6 @@ PAUSE_PATH = "/v1/topics/{topic}/pause"
 
 
 class Call(Struct, frozen=True, kw_only=True):
-    """One call of the API."""
-
     name: str
     method: str
     path: str
@@ -37,7 +35,6 @@ class Call(Struct, frozen=True, kw_only=True):
     query: Mapping[str, tuple[str, dict[str, Any]]] = {}
     """The parameters after the question mark: a sentence and the schema."""
     headers: Mapping[str, str] = {}
-    """The request headers that this call reads."""
 
 
 def _batch(item: Any) -> Any:
@@ -232,12 +229,10 @@ _EITHER = {"oneOf": [{"required": ["payload"]}, {"required": ["payload_base64"]}
 
 @cache
 def document() -> bytes:
-    """The document as JSON."""
     return msgspec.json.encode(contents())
 
 
 def contents() -> dict[str, Any]:
-    """The document."""
     bodies = [call.ask for call in CALLS if call.ask is not None]
     shapes = [shape for call in CALLS for _, shape in call.answers.values() if shape not in (None, "text/event-stream")]
     schemas, components = msgspec.json.schema_components([*bodies, *shapes, ProblemShape], ref_template=_REF)

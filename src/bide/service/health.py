@@ -42,8 +42,6 @@ class Level(StrEnum):
 
 
 class Check(Struct, frozen=True):
-    """The result of one check."""
-
     name: str
     level: Level
     sentence: str
@@ -53,13 +51,10 @@ class Check(Struct, frozen=True):
 
     @property
     def what(self) -> str:
-        """The sentence with its values filled in."""
         return self.sentence.format(**self.values)
 
 
 class Readiness(Struct, frozen=True):
-    """The results of all checks."""
-
     checks: tuple[Check, ...]
 
     @property
@@ -68,11 +63,9 @@ class Readiness(Struct, frozen=True):
 
     @property
     def status(self) -> int:
-        """The status of the HTTP answer."""
         return 200 if self.ready else 503
 
     def document(self) -> dict[str, Any]:
-        """The HTTP answer, as JSON."""
         checks = [{"name": one.name, "level": one.level.value, "what": one.what} for one in self.checks]
         return {"status": "ready" if self.ready else "not ready", "checks": checks}
 
@@ -142,7 +135,6 @@ class Health:
         return self._schema
 
     def _log_change(self, found: Readiness) -> None:
-        """Log when readiness changes."""
         before, self._was_ready = self._was_ready, found.ready
         if not found.ready and before is not False:
             bad = [check for check in found.checks if check.level is Level.FAILED]

@@ -7,17 +7,20 @@ bisection (0.2 µs), and the library only writes the exposition. Not for use fro
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import platform
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import add
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -27,14 +30,16 @@ from prometheus_client.registry import Collector
 
 from bide._version import __version__
 from bide.core import errors
-from bide.core.errors import SetupError
-from bide.core.instants import Millis
+from bide.core.errors import SetupError, StoreError
+from bide.core.instants import Millis, as_datetime
 from bide.core.outcomes import Outcome
 from bide.core.records import OutcomeKind, Record, Settlement, State, Topic
 from bide.core.tasks import Task
 from bide.engine.client import Client
-from bide.ports import Instrument, Route, Sink, Store, StoreFacade, TableStats, Wakes
-from bide.service.store_sampler import StoreSampler
+from bide.insight.cached_query import CachedQuery
+from bide.insight.overview import oldest_due
+from bide.ports import Instrument, Route, Sink, Store, StoreFacade, SystemClock, TableStats, Wakes
+from bide.service.health import reach, skew_of
 
 OTHER = "other"
 _ABSENT = 3_600.0
@@ -54,7 +59,6 @@ class Family(Collector, Generic[One]):
         self.values: dict[Values, One] = {}
 
     def forget(self, topic: str) -> None:
-        """Drop the series of this topic, if it has any."""
         if self.labels[:1] == ("topic",):
             self.values = {values: one for values, one in self.values.items() if values[0] != topic}
 
@@ -149,6 +153,32 @@ class BoundedLabels:
             del self.known[one]
         return gone
 
+
+# --- the counts of the store
+
+_log = logging.getLogger("bide.metrics")
+_LONG: Millis = 60_000
+_SHARE = 0.1
+"""The share of the time that counting may take: after a count of half a second, the next begins five seconds later."""
+_MOST_OLDEST = 50
+"""The most topics whose oldest due task is queried: those with tasks overdue by a minute first, then the fullest."""
+
+
+class StoreSample(Struct, frozen=True):
+    """The counts of one sample of the store. States in which a topic has no tasks are left out."""
+
+    tasks: Mapping[tuple[Topic, State], int]
+    due: Mapping[Topic, int]
+    oldest: Mapping[Topic, float]
+    """Seconds for which the oldest due task of each topic has been due, without topics that have none."""
+    at_limit: int
+    """The number of counts that stopped at the store's limit, and so are lower bounds."""
+    skew: float | None
+    """Seconds by which this machine's clock is ahead of the store's; None: the store has no clock of its own."""
+    paused: Collection[Topic]
+
+
+# --- the calls of the store
 
 R = TypeVar("R")
 
@@ -276,15 +306,23 @@ class Metrics(Instrument):
     It counts store calls, the lateness and outcomes of the app's own deliveries, and the wake-ups of its workers.
     Owners report the rest by `started`, `settled`, `webhook` and `request`; `polls` and `streams` return the number of
     open ones. `topics`: the number of topics with their own series. Topics with a route, or `reserve`d ones, come
-    first, then the fullest, until they have been absent for an hour; all others share the label "other". The store is
-    counted at most once in `tally_every` seconds. Belongs to one event loop; no method raises.
+    first, then the fullest, until they have been absent for an hour; all others share the label "other". Belongs to one
+    event loop; no method raises.
+
+    The store is counted at most once in `tally_every` seconds, however many callers ask; each waits at most `patience`.
+    Cost: a get of a task that does not exist, a tally with two intervals (O(topics) on most stores, never O(tasks)), a
+    page of one task for each topic with due tasks, and the store's time. A slow tally serves the next call.
     """
 
     def __init__(self, client: Client, *, topics: int = 200, tally_every: float = 5.0, patience: float = 2.0) -> None:
         if client.open_in is not None:
             raise SetupError("make the metrics before the app is opened: they time the store's calls from its opening")
         self._client = client
-        self._sampler = StoreSampler(client, every=tally_every, patience=patience)
+        self._patience = patience
+        self._reaching = CachedQuery(lambda: reach(client.store, patience), every=tally_every, share=1.0, lasting=False)
+        self._counting = CachedQuery(self._ask, every=tally_every, share=_SHARE)
+        self._sample: StoreSample | None = None
+        """The last complete sample."""
         self._topics = BoundedLabels(topics)
         self._calls = BoundedLabels(_MOST_CALLS)
         self._wakes: list[Wakes] = []
@@ -310,7 +348,6 @@ class Metrics(Instrument):
         self.polls: Callable[[], int] = lambda: 0
         """Returns how many lease calls wait for a due task."""
         self.streams: Callable[[], int] = lambda: 0
-        """Returns how many event streams are open."""
         self._registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
@@ -321,7 +358,6 @@ class Metrics(Instrument):
     # --- called by the app
 
     def store(self, store: Store) -> Store:
-        """Wrap `store` so that its calls are timed."""
         return TimedStore(store, self._called)
 
     def _called(self, operation: str, seconds: float, error: Exception | None) -> None:
@@ -340,7 +376,6 @@ class Metrics(Instrument):
         self._topics.reserve(topic)
 
     def working(self, wakes: Wakes) -> None:
-        """Count the wake-ups of one more loop."""
         self._wakes.append(wakes)
 
     def watching(self, table: str, stats: TableStats) -> None:
@@ -394,10 +429,11 @@ class Metrics(Instrument):
 
     async def _count(self) -> dict[str, Mapping[Values, float]]:
         """The counts of tasks in the store, by metric; unknown ones are left out."""
-        up, counted = (False, False) if self._client.open_in is None else await self._sampler.sample()
+        up = self._client.open_in is not None and await self._answered("reached", self._reaching)
+        counted = up and await self._answered("counted", self._counting)
         found: dict[str, Mapping[Values, float]]
         found = {"bide_store_up": {(): up}, "bide_store_counted": {(): counted}}
-        sample = self._sampler.latest
+        sample = self._sample
         if not up or sample is None:
             return found
         present: Counter[Topic] = Counter()
@@ -418,7 +454,7 @@ class Metrics(Instrument):
             return {(topic,): numbers.get(topic, 0) for topic in topics}
 
         found |= {
-            "bide_counts_age_seconds": {(): self._sampler.age},
+            "bide_counts_age_seconds": {(): self._counting.age},
             "bide_tasks": by_label(tasks, label),
             "bide_tasks_due": by_label(of_topics(sample.due), label),
             "bide_oldest_due_seconds": by_label(of_topics(sample.oldest), label, max),
@@ -428,6 +464,37 @@ class Metrics(Instrument):
             "bide_clock_skew_seconds": {} if sample.skew is None else {(): sample.skew},
         }
         return found
+
+    async def _answered(self, what: str, look: CachedQuery[Any]) -> bool:
+        try:
+            async with asyncio.timeout(self._patience):
+                await look.get()
+            return True
+        except (StoreError, TimeoutError) as error:
+            why = "no answer in time" if isinstance(error, TimeoutError) else error
+            _log.warning("the store could not be %s for the metrics: %s", what, why)
+        except Exception:  # noqa: BLE001 - a defect is logged, and must not hide the other metrics
+            _log.exception("a defect kept the store from being %s for the metrics", what)
+        return False
+
+    async def _ask(self) -> StoreSample:
+        client, clock = self._client, self._client.store.features.clock
+        now = client.clock.now()
+        edges = (0, max(now - _LONG, 0), now + 1)
+        tally = await client.tally([as_datetime(edge) for edge in edges])
+        overdue = {topic: [count.number for count in counts] for topic, counts in tally.forecast.items()}
+        due = {topic: sum(numbers) for topic, numbers in overdue.items() if sum(numbers)}
+        worst = sorted(due, key=lambda topic: (-min(overdue[topic][0], 1), -due[topic]))[:_MOST_OLDEST]
+        oldest = await oldest_due(client, worst, now)
+        self._sample = StoreSample(
+            {of: count.number for of, count in tally.counts.items()},
+            due,
+            {topic: (now - since) / 1000 for topic, since in oldest.items()},
+            sum(not count.exact for count in chain(tally.counts.values(), *tally.forecast.values())),
+            None if clock is None else await skew_of(clock, SystemClock()),
+            (await client.paused()).keys(),
+        )
+        return self._sample
 
     def _add_up(self) -> dict[str, Mapping[Values, float]]:
         """The sums of the numbers that workers and recorders count, by metric."""
@@ -459,8 +526,6 @@ class Metrics(Instrument):
 
 
 class _MeasuredSink:
-    """A sink that measures the lateness of its deliveries."""
-
     def __init__(self, sink: Sink, metrics: Metrics) -> None:
         self.sink = sink
         self._deliver = sink.deliver

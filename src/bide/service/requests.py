@@ -13,28 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Coroutine, Iterable, Mapping, MutableMapping
 from difflib import get_close_matches
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
+from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from bide.core import errors
 from bide.core.answers import Answer
-from bide.core.errors import (
-    BadInput,
-    BideError,
-    OutcomeUnknown,
-    SetupError,
-    StoreCorrupt,
-    StoreError,
-    StoreFull,
-    StoreMismatch,
-)
+from bide.core.errors import BadInput
 from bide.core.names import check_name, check_topic
 from bide.core.records import Result, Topic
-from bide.service.access import AccessRefused, Caller, Networks, header, peer_of
+from bide.service.access import AccessRefused, Caller, Networks, Verb, header, peer_of
 from bide.service.schemas import AnswerShape, ProblemShape, answer_shape
 
 CONTENT_TYPE = "application/problem+json"
@@ -54,16 +47,6 @@ class Problem(Exception):
     @property
     def body(self) -> bytes:
         return msgspec.json.encode(self.shape)
-
-
-def bad_input(error: BadInput, prefix: str = "") -> Problem:
-    """The answer to a value that is not accepted; `prefix` names its place in a batch."""
-    field = f"{prefix}{error.field}"
-    shown = shown_value(error.value)
-    return Problem(
-        422, "bad-input", "A value is not accepted", f"{field}: {error.accepted}",
-        field=field, value=shown, accepted=error.accepted,
-    )  # fmt: skip
 
 
 def shown_value(value: object) -> str | int | float | bool | None:
@@ -112,7 +95,7 @@ def bad_body(error: Exception, accepted: str, kind: Any, body: bytes) -> Problem
 
 def _fields_of(kind: Any, place: list[str]) -> set[str]:
     """The names of the fields at a place within a type of `schemas`: by `.name` in an object and by `[` in a list."""
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+    if isinstance(kind, type) and issubclass(kind, Struct):
         fields = msgspec.structs.fields(kind)
         if not place:
             return {one.encode_name for one in fields}
@@ -136,18 +119,20 @@ class _Meaning(NamedTuple):
 
 _DAMAGED = _Meaning(503, "store-damaged", "The store is damaged", "the service's log says what is wrong", "5")
 _MEANINGS: Mapping[type[Exception], _Meaning] = {
-    StoreFull: _Meaning(507, "store-full", "The store is full", "nothing was done; the tasks in it still drain", "5"),
-    OutcomeUnknown: _Meaning(
+    errors.StoreFull: _Meaning(
+        507, "store-full", "The store is full", "nothing was done; the tasks in it still drain", "5"
+    ),
+    errors.OutcomeUnknown: _Meaning(
         504,
         "outcome-unknown",
         "The store's answer was lost",
         "the call was done once or not at all; check before you try again",
     ),
-    StoreCorrupt: _DAMAGED,
-    StoreMismatch: _DAMAGED,
-    StoreError: _Meaning(503, "store-away", "The store is unavailable", "nothing was done; try again", "1"),
-    SetupError: _Meaning(501, "not-here", "This store does not support it"),
-    BideError: _Meaning(409, "conflict", "Not possible now"),
+    errors.StoreCorrupt: _DAMAGED,
+    errors.StoreMismatch: _DAMAGED,
+    errors.StoreError: _Meaning(503, "store-away", "The store is unavailable", "nothing was done; try again", "1"),
+    errors.SetupError: _Meaning(501, "not-here", "This store does not support it"),
+    errors.BideError: _Meaning(409, "conflict", "Not possible now"),
     Exception: _Meaning(500, "defect", "A defect", "a defect of the service; its log says where"),
 }
 """The answer to each error of the engine or the store, by the first type that matches. The address of the store and
@@ -159,7 +144,10 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, Problem):
         return error
     if isinstance(error, BadInput):
-        return bad_input(error)
+        return Problem(
+            422, "bad-input", "A value is not accepted", f"{error.field}: {error.accepted}",
+            field=error.field, value=shown_value(error.value), accepted=error.accepted,
+        )  # fmt: skip
     if isinstance(error, AccessRefused):
         challenge = {"www-authenticate": error.challenge}
         return Problem(error.status, error.title.lower(), error.title, error.detail, headers=challenge)
@@ -191,18 +179,16 @@ STATUS: Mapping[Result, int] = {
 encode = msgspec.json.Encoder().encode
 
 
-class Reply:
-    """An answer: status, body and headers."""
+class Reply(Struct, frozen=True):
+    status: int
+    body: bytes
+    content_type: str = JSON
+    headers: Mapping[str, str] = {}
 
-    __slots__ = ("body", "content_type", "headers", "status")
 
-    def __init__(
-        self, status: int, body: bytes, content_type: str = JSON, headers: Mapping[str, str] | None = None
-    ) -> None:
-        self.status = status
-        self.body = body
-        self.content_type = content_type
-        self.headers = headers or {}
+class StreamingReply(NamedTuple):
+    parts: AsyncGenerator[bytes, None]
+    content_type: str
 
 
 def reply(shape: Any) -> Reply:
@@ -231,7 +217,6 @@ def etag(answer: Answer) -> dict[str, str]:
 
 
 BODY_LIMIT = 16 * 2**20
-"""The most bytes of a body."""
 BODY_PATIENCE = 30.0
 """The most seconds for a body to arrive."""
 OPEN_LIMIT = 16_384
@@ -241,7 +226,6 @@ T = TypeVar("T")
 _HALF_ENCODED = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _NOBODY = Caller("nobody", verbs=frozenset(), topics=())
 Scope: TypeAlias = MutableMapping[str, Any]
-"""The ASGI scope of a request."""
 Message: TypeAlias = MutableMapping[str, Any]
 """An ASGI event, received or sent."""
 Receive = Callable[[], Awaitable[Message]]
@@ -281,12 +265,10 @@ class Request:
         """Checks the caller again: raises if they lost access, else returns the seconds until the next check."""
 
     def header(self, name: bytes) -> str | None:
-        """The value of a header, as text."""
         return header(self.headers, name)
 
     @property
     def peer(self) -> str:
-        """The address of the caller."""
         client = self._scope.get("client")
         return peer_of(client[0] if client else "local", self.header(b"x-forwarded-for"), self.proxies)
 
@@ -325,7 +307,6 @@ class Request:
             ) from None  # fmt: skip
 
     async def gone(self) -> None:
-        """Return when the client has disconnected."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -371,7 +352,7 @@ class Request:
             raise bad_body(error, accepted, decoder.type, self.body) from None
 
     def query(self, known: tuple[str, ...]) -> dict[str, str]:
-        """The query parameters, each at most once. Raises Problem for an unknown one."""
+        """The query parameters, each at most once. Raises BadInput for an unknown one."""
         query = b"" if self.raw_query == b"?" and not self.segments else self.raw_query
         try:
             _check_percents(query)
@@ -379,27 +360,23 @@ class Request:
                 query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(query), errors="strict"
             )
         except ValueError:
-            accepted = "name=value&..., percent-encoded"
-            raise bad_input(BadInput("query", query.decode("latin-1"), accepted)) from None
+            raise BadInput("query", query.decode("latin-1"), "name=value&..., percent-encoded") from None
         found: dict[str, str] = {}
         for name, value in pairs:
             if name not in known:
-                raise bad_input(
-                    BadInput("query", name, f"parameters named {', '.join(known)}" if known else "no query")
-                )
+                raise BadInput("query", name, f"parameters named {', '.join(known)}" if known else "no query")
             if name in found:
-                raise bad_input(BadInput(name, value, "one value"))
+                raise BadInput(name, value, "one value")
             found[name] = value
         return found
 
-    @property
-    def ref(self) -> tuple[str, str]:
-        """The topic and the key in the path. Raises Problem."""
+    def ref(self, verb: Verb) -> tuple[str, str]:
+        """The topic and the key in the path, if the caller may use `verb` on the topic. Raises BadInput, Forbidden."""
         topic, key = self.segments
-        try:
-            return check_topic(topic), check_name("key", key)
-        except BadInput as error:
-            raise bad_input(error) from None
+        check_topic(topic)
+        check_name("key", key)
+        self.caller.check(verb, topic)
+        return topic, key
 
 
 class Routes(Generic[T]):
@@ -408,7 +385,10 @@ class Routes(Generic[T]):
     def __init__(self, routes: Iterable[tuple[str, str, T]]) -> None:
         by_path: dict[str, dict[str, T]] = {}
         for method, path, one in routes:
-            by_path.setdefault(path, {})[method] = one
+            its = by_path.setdefault(path, {})
+            its[method] = one
+            if method == "GET":
+                its["HEAD"] = one
         self._exact = {path.encode(): its for path, its in by_path.items() if "{" not in path}
         self._open = [
             (re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path).encode()), its)
@@ -429,12 +409,12 @@ class Routes(Generic[T]):
 
 
 def segment(raw: bytes, field: str) -> str:
-    """Decode one part of a path. Raises Problem."""
+    """Decode one part of a path. Raises BadInput."""
     try:
         _check_percents(raw)
         return unquote_to_bytes(raw).decode()
     except ValueError:
-        raise bad_input(BadInput(field, raw.decode("latin-1"), "percent-encoded UTF-8")) from None
+        raise BadInput(field, raw.decode("latin-1"), "percent-encoded UTF-8") from None
 
 
 def _check_percents(raw: bytes) -> None:

@@ -5,6 +5,7 @@ Tasks, answers and events have the same shapes over HTTP and on the command line
 from __future__ import annotations
 
 import base64
+import binascii
 from collections.abc import Container
 from typing import Annotated, Any, TypeAlias
 
@@ -12,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from bide.core.answers import Answer
+from bide.core.errors import BadInput
 from bide.core.events import Event
 from bide.core.instants import Millis, duration_text, instant_text
 from bide.core.names import error_parts, storable
@@ -261,6 +263,18 @@ def retries(value: str | list[str] | Terms | None) -> RetryPolicy | None:
     if isinstance(value, FixedTerms):
         return Fixed(value.pause, tries=value.tries)
     return Exponential(value.first, factor=value.factor, longest=value.longest, tries=value.tries, jitter=value.jitter)
+
+
+def payload_of(ask: Schedule | Recur) -> bytes:
+    """The bytes of the payload; `null` if none is given. Raises BadInput."""
+    if ask.payload_base64 is UNSET:
+        return b"null" if ask.payload is UNSET else bytes(ask.payload)
+    if ask.payload is not UNSET:
+        raise BadInput("payload, payload_base64", "both", "one of the two")
+    try:
+        return base64.b64decode(ask.payload_base64, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadInput("payload_base64", ask.payload_base64, "base64 (RFC 4648, with padding)") from None
 
 
 InstantText = Annotated[

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from functools import partial
-from typing import NamedTuple
 
 from bide.core.errors import BadInput, OutcomeUnknown, StoreError
-from bide.core.events import Event
-from bide.core.names import check_topic
 from bide.core.options import TRACE_HEADERS
 from bide.engine.client import Client
 from bide.engine.session import acting_as
@@ -25,7 +22,7 @@ from bide.service.console.pages import Router
 from bide.service.contract import CALLS, document
 from bide.service.health import Health
 from bide.service.metrics import Metrics
-from bide.service.remote.calls import StoreCalls
+from bide.service.remote import StoreCalls
 from bide.service.requests import (
     CONTENT_TYPE,
     OPEN_LIMIT,
@@ -37,12 +34,12 @@ from bide.service.requests import (
     Routes,
     Scope,
     Send,
+    StreamingReply,
     encode,
     problem_of,
     segment,
 )
-from bide.service.streaming import EventFeed
-from bide.service.verbs import ConsumerVerbs, Verbs
+from bide.service.verbs import Verbs
 
 _log = logging.getLogger("bide.service")
 _OPEN = frozenset({b"/healthz", b"/readyz", b"/openapi.json"})
@@ -52,14 +49,6 @@ _FAREWELL = 1.0
 """The most seconds for sending the end of a stream."""
 _GONE = 499
 """The status counted for a caller who disconnects before the answer, as in nginx."""
-_EVENT_STREAM = "text/event-stream; charset=utf-8"
-
-
-class StreamingReply(NamedTuple):
-    """A reply whose body is a stream."""
-
-    parts: AsyncGenerator[bytes, None]
-    content_type: str
 
 
 Page = Callable[[Request], Awaitable[Reply | StreamingReply]]
@@ -69,25 +58,20 @@ class Service:
     """The application: the calls of the contract, the store calls of bide's own clients, health, metrics, console."""
 
     def __init__(
-        self, client: Client, access: Access, consumer_verbs: ConsumerVerbs, feed: EventFeed, store_calls: StoreCalls,
+        self, client: Client, access: Access, verbs: Verbs, store_calls: StoreCalls,
         *, health: Health, metrics: Metrics, console: Router, proxies: Networks = (),
     ) -> None:  # fmt: skip
         self._client = client
         self._access = access
-        self._feed = feed
         self._store_calls = store_calls
         self._metrics = metrics
         self._console = console
         self._proxies = proxies
         self._loop = asyncio.get_running_loop()
-        verbs = Verbs(client)
-        answers: dict[str, Page] = {"events": self._events}
-        for name in {call.name for call in CALLS} - {"events"}:
-            answers[name] = getattr(consumer_verbs if name in ("lease", "settle", "extend") else verbs, name)
         self._health = health
         self._routes: Routes[tuple[str, Page]] = Routes(
             [
-                *((call.method, call.path, (call.name, answers[call.name])) for call in CALLS),
+                *((call.method, call.path, (call.name, getattr(verbs, call.name))) for call in CALLS),
                 ("GET", "/healthz", ("/healthz", self._live)),
                 ("GET", "/readyz", ("/readyz", self._ready)),
                 ("GET", "/metrics", ("/metrics", self._exposition)),
@@ -110,7 +94,8 @@ class Service:
             request.check_host()
             name, page, known = self._route(request)
             if not known:
-                await self._authenticate(request)
+                request.reauthorize = partial(self._authenticate, request)
+                await request.reauthorize()
                 await request.read()
                 if request.raw_query and name in _WITHOUT_QUERY:
                     accepted = "no query; a question mark within a topic or a key is %3F"
@@ -123,7 +108,9 @@ class Service:
         except ClientDisconnected:
             reply, status = None, _GONE
         except Exception as error:  # noqa: BLE001 - every error is answered
-            reply = self._problem(request, name, error)
+            self._note(request, name, error)
+            problem = problem_of(error)
+            reply = Reply(problem.status, problem.body, CONTENT_TYPE, problem.headers)
             status = reply.status
         if isinstance(reply, Reply):
             await _send(reply, send, head=request.method == "HEAD")
@@ -157,27 +144,18 @@ class Service:
             raise Problem(404, "no-such-call", "There is no such call", "see /openapi.json for all calls")
         calls, parts = route
         request.segments = tuple(segment(raw, name) for name, raw in parts.items())
-        found = calls.get("GET" if method == "HEAD" else method)
+        found = calls.get(method)
         if found is None:
-            allowed = ", ".join(sorted({*calls, "HEAD"} if "GET" in calls else calls))
+            allowed = ", ".join(sorted(calls))
             raise Problem(
                 405, "not-allowed", "This method is not supported here", f"{method}: give {allowed}",
                 headers={"allow": allowed}, field="method", accepted=allowed,
             )  # fmt: skip
         return *found, path in _OPEN
 
-    async def _authenticate(self, request: Request) -> None:
-        async def reauthorize() -> float:
-            request.caller = await self._access.caller_of_request(request.headers)
-            return self._access.lasts
-
-        request.reauthorize = reauthorize
-        await reauthorize()
-
-    def _problem(self, request: Request, name: str, error: Exception) -> Reply:
-        self._note(request, name, error)
-        problem = problem_of(error)
-        return Reply(problem.status, problem.body, CONTENT_TYPE, problem.headers)
+    async def _authenticate(self, request: Request) -> float:
+        request.caller = await self._access.caller_of_request(request.headers)
+        return self._access.lasts
 
     def _note(self, request: Request, name: str, error: Exception) -> None:
         """Log what an operator has to know of a failed call: a refusal, an unavailable store, a defect."""
@@ -224,21 +202,6 @@ class Service:
             return StreamingReply(self._store_calls.listen(request.body, request.caller), STREAM_TYPE)
         note = partial(self._note, request, operation)
         return await self._store_calls.answer(operation, request.body, request.caller, note)
-
-    async def _events(self, request: Request) -> Reply | StreamingReply:
-        topic = request.query(("topic",)).get("topic")
-        caller = request.caller
-        caller.check(Verb.EVENTS, topic)
-        if topic is not None:
-            check_topic(topic)
-        last = request.header(b"last-event-id")
-        if request.method == "HEAD":
-            return Reply(200, b"", _EVENT_STREAM)
-
-        def admits(event: Event) -> bool:
-            return topic in (None, event.topic) and caller.may(Verb.EVENTS, event.topic)
-
-        return StreamingReply(await self._feed.stream(last, admits), _EVENT_STREAM)
 
     async def _document(self, request: Request) -> Reply:
         return Reply(200, document())

@@ -1,27 +1,8 @@
 """An instance of the service: its settings, its parts, and its run under uvicorn.
 
-The settings file of `bide serve` is TOML. It defines the destination and the delivery of the tasks of each topic.
-
-    keep_most = 10000                                # the most finished tasks kept of a topic
-    connections = 4096                               # open at once; further ones are answered 503
-    proxies = ["10.0.0.5", "10.1.0.0/16"]            # proxies whose X-Forwarded-For is trusted; none by default
-
-    [webhooks]
-    allow = ["10.1.0.0/16", "hooks.internal:8080"]   # in addition to public addresses
-    per_host = 20
-
-    [topics."order.close"]
-    webhook = "https://shop.example/hooks/close"     # or "per-task": each task names its URL in its header `webhook`
-    secrets_file = "/run/secrets/close"              # one whsec_... a line, the newest first
-    retry = "merchant-notify"                        # a preset, a list of durations, or a table of terms
-    concurrency = 20
-    timeout = "30s"
-    keep_done = "1h"
-
-    [topics."report.send"]
-    sink = "slack://reports"                         # a sink from another distribution, by the scheme of its URL
-
-A topic with neither is for consumers over HTTP: its settings apply to the tasks that they lease.
+The settings file of `bide serve` is TOML; docs/http.md has an example with every field. It defines the destination and
+the delivery of the tasks of each topic. A topic without a webhook and a sink is for consumers over HTTP: its settings
+apply to the tasks that they lease.
 """
 
 from __future__ import annotations
@@ -36,8 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from math import ceil
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Protocol, Self
+from typing import Annotated, Any, Protocol, Self
 
 import msgspec
 import uvicorn
@@ -52,7 +32,6 @@ from bide.core.records import Topic
 from bide.core.retry import RetryPolicy, policy
 from bide.engine.config import MOST
 from bide.engine.delivery.long_poll import LongPoll
-from bide.engine.delivery.worker import Worker
 from bide.engine.registry import WakeChannel, settings_of_consumers
 from bide.engine.settings_store import SettingsStore
 from bide.insight.minute_log import LastDay
@@ -68,12 +47,12 @@ from bide.service.console.timeline import TimelinePage
 from bide.service.console.topics import TopicsPage
 from bide.service.health import Health
 from bide.service.metrics import Metrics
-from bide.service.remote.calls import StoreCalls
+from bide.service.remote import StoreCalls
 from bide.service.requests import BoundedHeads
 from bide.service.schemas import Terms, retries
 from bide.service.server import Service
 from bide.service.streaming import EventFeed
-from bide.service.verbs import ConsumerVerbs
+from bide.service.verbs import Verbs
 from bide.wiring import is_traced, sink_at, webhook_post
 
 PER_TASK = "per-task"
@@ -85,12 +64,12 @@ _Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
 class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The settings of one topic."""
-
     webhook: str | None = None
+    """A URL; or "per-task": each task names its own in its header `webhook`."""
     sink: str | None = None
     """The URL of a sink from another distribution, see `bide.extensions`."""
     secrets_file: str | None = None
+    """One whsec_... a line, the newest first."""
     headers: dict[str, str] = field(default_factory=dict)
     connect_timeout: str = "5s"
     timeout: str = "30s"
@@ -102,7 +81,6 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     keep_dead: str | None = None
 
     def policy(self) -> RetryPolicy:
-        """The retry policy. Raises BadInput."""
         try:
             return policy(retries(self.retry))
         except BadInput as error:
@@ -123,9 +101,8 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class WebhooksConfig(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The settings of all webhooks."""
-
     allow: list[str] = field(default_factory=list)
+    """Networks, and hosts with a port, in addition to public addresses."""
     per_host: _Count = 20
     plain_http: bool = False
     """Allow webhooks to public addresses without TLS."""
@@ -137,7 +114,6 @@ class ServeConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     keep_most: Annotated[int, Meta(ge=0, le=10_000_000)] = MOST
     """The most done tasks, and the most cancelled tasks, of one topic that an instance keeps."""
     connections: Annotated[int, Meta(ge=1, le=1_000_000)] = MOST_CONNECTIONS
-    """The most connections of clients at once."""
     proxies: list[str] = field(default_factory=list)
     """Addresses and networks of the proxies in front of this instance."""
     webhooks: WebhooksConfig = field(default_factory=WebhooksConfig)
@@ -185,17 +161,11 @@ class ServiceInstance:
         self.metrics = Metrics(app)
         self._channel = WakeChannel()
         app.instruments.append(self._channel)
-        self.service: Service
         self._proxies = networks_of(config.proxies)
         self.open_to_all = False
         """True if callers without a token have access to everything while there is no token."""
         self._host = host
         self._insecure = insecure
-        self._long_poll: LongPoll
-        self._worker: Worker
-        self._feed: EventFeed
-        self._store_calls: StoreCalls
-        self._stack: AsyncExitStack
         self._policies: dict[Topic, Policy] = {}
         self._default = Policy(policy(None), app.settings.losses)
         self._sinks: list[AbstractAsyncContextManager[object]] = []
@@ -282,12 +252,13 @@ class ServiceInstance:
         overviews, day = Overviews(app), LastDay(app)
         stack.push_async_callback(overviews.close)
         stack.push_async_callback(day.close)
-        context = ConsoleContext(app, health, self.policy_of, self.instance, self._channel, access, overviews, day)
+        context = ConsoleContext(
+            app, health, self.policy_of, self.instance, self._channel, access, overviews, day, stack
+        )
         console = Router(context, [page(context) for page in CONSOLE_PAGES])
-        stack.push_async_callback(console.close)
-        consumer_verbs = ConsumerVerbs(self._long_poll, instance=self.instance, lease=app.config.lease)
+        verbs = Verbs(app, self._long_poll, self._feed, instance=self.instance)
         self.service = Service(
-            app, access, consumer_verbs, self._feed, store_calls, health=health, metrics=self.metrics, console=console,
+            app, access, verbs, store_calls, health=health, metrics=self.metrics, console=console,
             proxies=self._proxies,
         )  # fmt: skip
 
@@ -296,10 +267,8 @@ class ServiceInstance:
         self._store_calls.drain()
         await asyncio.gather(self._long_poll.close(), self._feed.close(), self._worker.stop())
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._stack.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *ended: Any) -> None:
+        await self._stack.__aexit__(*ended)
 
 
 _log = logging.getLogger("bide.serve")

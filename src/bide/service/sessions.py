@@ -58,8 +58,6 @@ class CsrfMismatch(AccessRefused):
 
 
 class Session(NamedTuple):
-    """A logged-in viewer."""
-
     caller: Caller
     csrf: str
     """The value that their forms and requests must carry."""
@@ -168,7 +166,6 @@ _UNKNOWN = "this is not a session of this service; log in again"
 
 
 def _read(cookie: str) -> tuple[str, str]:
-    """The id and the secret in a cookie. Raises Unauthorized."""
     found = _COOKIE_FORM.fullmatch(cookie)
     if found is None:
         raise Unauthorized(_UNKNOWN)
@@ -194,13 +191,11 @@ def cookie_of(header: str | None) -> str | None:
 
 
 def set_cookie(session: Session, now: Millis, *, host: str | None) -> str:
-    """The value of Set-Cookie for a new session."""
     lasts = max(0, session.expires_at - now) // 1000
     return f"{COOKIE}={session.cookie}; Max-Age={lasts}; {_terms(host)}"
 
 
 def clear_cookie(*, host: str | None) -> str:
-    """The value of Set-Cookie for a logout."""
     return f"{COOKIE}=; Max-Age=0; {_terms(host)}"
 
 

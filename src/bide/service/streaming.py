@@ -40,11 +40,9 @@ class EventFeed:
         self.listeners = 0
         self._client = client
         self._known: set[str] = set()
-        """The ids of the last poll."""
         self._lines: deque[bytes | tuple[str, Event]] = deque(maxlen=_MOST_KEPT)
         """The new events of each poll with their ids, with a gap in place of lost ones."""
         self._end = 0
-        """The number of the next line."""
         self._more = asyncio.Event()
         self._polling: asyncio.Task[None] | None = None
         self._closing = False
@@ -100,7 +98,6 @@ class EventFeed:
             self.listeners -= 1
 
     async def close(self) -> None:
-        """End all streams."""
         self._closing = True
         self._more.set()
         if self._polling is not None:
@@ -108,7 +105,6 @@ class EventFeed:
             await asyncio.wait([self._polling])
 
     async def _poll(self) -> None:
-        """Poll the log while there are listeners."""
         while True:
             await asyncio.sleep(_EVERY)
             if not self.listeners:

@@ -1,12 +1,7 @@
-"""The calls of the contract, from the request to the engine and back.
-
-`Verbs` schedules, changes and reads tasks; `ConsumerVerbs` leases (and can wait for due tasks), settles and extends.
-"""
+"""The calls of the contract, from the request to the engine and back."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from functools import partialmethod
@@ -17,6 +12,7 @@ from msgspec import UNSET
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
+from bide.core.events import Event
 from bide.core.instants import Millis, as_datetime, duration, instant_text
 from bide.core.names import check_name, check_topic
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
@@ -42,10 +38,12 @@ from bide.ports.remote import LONGEST_LEASE, SHORTEST_LEASE
 from bide.service import schemas
 from bide.service.access import Caller, Verb, audit_pause
 from bide.service.contract import CALLS
-from bide.service.requests import Reply, Request, bad_input, encode, etag, problem_of, reply, reply_to, shape_for
+from bide.service.requests import Reply, Request, StreamingReply, encode, etag, problem_of, reply, reply_to, shape_for
+from bide.service.streaming import EventFeed
 
 Made = TypeVar("Made")
 _NONE = Count(0)
+_EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 async def set_paused(client: Client, topic: Topic, who: str, *, paused: bool) -> bool:
@@ -76,8 +74,11 @@ def asked(request: Request, call: str) -> Any:
 class Verbs:
     """Each method is a call of the contract. Raises Problem, AccessRefused, and the errors of the engine."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, long_poll: LongPoll, feed: EventFeed, *, instance: str) -> None:
         self._client = client
+        self._long_poll = long_poll
+        self._feed = feed
+        self._instance = instance
 
     # --- whole topics
 
@@ -119,16 +120,15 @@ class Verbs:
     # --- one task, named by the path
 
     async def schedule(self, request: Request) -> Reply:
-        topic, key = request.ref
-        request.caller.check(Verb.SCHEDULE, topic)
+        topic, key = request.ref(Verb.SCHEDULE)
         ask: schemas.Schedule = asked(request, "schedule")
         condition: Container[Result] = ()
         if request.header(b"if-match") is not None:
-            raise bad_input(BadInput("if-match", request.header(b"if-match"), "none: PATCH and DELETE take it"))
+            raise BadInput("if-match", request.header(b"if-match"), "none: PATCH and DELETE take it")
         only_new = request.header(b"if-none-match")
         if only_new is not None:
             if only_new.strip() != "*":
-                raise bad_input(BadInput("if-none-match", only_new, "* alone: only if there is no such task"))
+                raise BadInput("if-none-match", only_new, "* alone: only if there is no such task")
             one_of(CONFLICTS, ask.on_conflict, "on_conflict")  # checked, although the header decides
             ask = msgspec.structs.replace(ask, on_conflict="refuse")
             condition = (Result.REFUSED,)
@@ -136,8 +136,7 @@ class Verbs:
         return reply_to(answer, request.caller, condition=condition, paused=self._client.known_pauses)
 
     async def get(self, request: Request) -> Reply:
-        topic, key = request.ref
-        request.caller.check(Verb.READ, topic)
+        topic, key = request.ref(Verb.READ)
         task = await self._client.get(topic, key)
         if task is None:
             return reply_to(Answer(Result.NOT_FOUND), request.caller)
@@ -147,20 +146,18 @@ class Verbs:
         return Reply(200, encode(schemas.task_shape(task.record, alone=True)), headers=headers)
 
     async def reschedule(self, request: Request) -> Reply:
-        topic, key = request.ref
-        request.caller.check(Verb.RESCHEDULE, topic)
+        topic, key = request.ref(Verb.RESCHEDULE)
         ask: schemas.Move = asked(request, "reschedule")
-        token, condition = await self._condition(request, ask.if_token)
+        token, condition = await self._condition(request, (topic, key), ask.if_token)
         answer = await self._client.reschedule(
             topic, key, delay=ask.delay, at=ask.at, deadline=ask.deadline, if_token=token, zone=ask.zone,
         )  # fmt: skip
         return reply_to(answer, request.caller, condition=condition, paused=self._client.known_pauses)
 
     async def cancel(self, request: Request) -> Reply:
-        topic, key = request.ref
-        request.caller.check(Verb.CANCEL, topic)
+        topic, key = request.ref(Verb.CANCEL)
         _refuse_body(request)
-        token, condition = await self._condition(request, None)
+        token, condition = await self._condition(request, (topic, key), None)
         answer = await self._client.cancel(topic, key, if_token=token)
         return reply_to(answer, request.caller, condition=condition)
 
@@ -223,23 +220,21 @@ class Verbs:
     # --- recurring tasks
 
     async def recur(self, request: Request) -> Reply:
-        topic, key = request.ref
-        request.caller.check(Verb.SCHEDULE, topic)
+        topic, key = request.ref(Verb.SCHEDULE)
         ask: schemas.Recur = asked(request, "recur")
         rule = rule_of(
             ask.rule, zone=ask.zone, start=ask.start, until=ask.until, times=ask.times, jitter=ask.jitter,
             except_on=ask.except_on, on_gap=ask.on_gap, on_repeat=ask.on_repeat,
         )  # fmt: skip
         answer = await self._client.recurring.add(
-            topic, rule, _payload(ask), key=key, group=ask.group, retry=schemas.retries(ask.retry),
+            topic, rule, schemas.payload_of(ask), key=key, group=ask.group, retry=schemas.retries(ask.retry),
             headers=ask.headers, catch_up=ask.catch_up, window=ask.window, most=ask.most, overlap=ask.overlap,
             deadline=ask.deadline, end_when_dead=ask.end_when_dead,
         )  # fmt: skip
         return reply_to(answer, request.caller, paused=self._client.known_pauses)
 
     async def recurring(self, request: Request) -> Reply:
-        topic, key = request.ref
-        request.caller.check(Verb.READ, topic)
+        topic, key = request.ref(Verb.READ)
         most = _whole(request.query(("n",)).get("n", "5"), "n", 0, 100)
         task = await self._client.get(topic, key)
         shape = None if task is None else schemas.recurring_shape(task.record, self._client.clock.now(), most)
@@ -247,9 +242,8 @@ class Verbs:
 
     async def steer(self, request: Request) -> Reply:
         """Change what a recurring task does next. What starts occurrences needs the verb `schedule`."""
-        topic, key = request.ref
         ask: schemas.Steer = asked(request, "steer")
-        request.caller.check(Verb.SCHEDULE if ask.do in ("run_now", "backfill") else Verb.RESCHEDULE, topic)
+        topic, key = request.ref(Verb.SCHEDULE if ask.do in ("run_now", "backfill") else Verb.RESCHEDULE)
         verbs = self._client.recurring
         if ask.do == "backfill":
             if ask.since is None or ask.until is None:
@@ -268,8 +262,7 @@ class Verbs:
         return reply([_item(request.caller, answer, self._client.known_pauses, sent=False)])
 
     async def remove(self, request: Request) -> Reply:
-        topic, key = request.ref
-        request.caller.check(Verb.CANCEL, topic)
+        topic, key = request.ref(Verb.CANCEL)
         _refuse_body(request)
         return reply_to(await self._client.recurring.remove(topic, key), request.caller)
 
@@ -284,12 +277,57 @@ class Verbs:
         shapes = [shape for record in live if (shape := schemas.recurring_shape(record, now, most)) is not None]
         return reply(schemas.RecurringFoundShape(shapes, found.cursor))
 
+    # --- consumers in any language
+
+    async def lease(self, request: Request) -> Reply:
+        """Lease tasks, waiting in the long poll until the client disconnects or the caller loses access."""
+        ask: schemas.LeaseRequest = asked(request, "lease")
+        room = {check_topic(topic, "topics"): count for topic, count in ask.topics.items()}
+        request.caller.check_all(Verb.WORK, room)
+        wait = _bounded(ask.wait, "wait", 0, 1_000 * schemas.LONGEST_WAIT) / 1_000
+        lease_for = self._length(ask.lease_for)
+        holder = f"{request.caller.name}@{self._instance}"
+        leasing = self._long_poll.lease(room, holder=holder, lease_for=lease_for, wait=wait)
+        tasks = await request.while_connected(leasing, undo=self._long_poll.release)
+        paused = [topic for topic in room if topic in self._long_poll.pause_gate.topics]
+        return reply(schemas.LeasedShape(_visible(request, tasks, Verb.WORK), paused or UNSET))
+
+    async def settle(self, request: Request) -> Reply:
+        ended = _each(request, asked(request, "settle"), Verb.WORK, lambda ask: (_lease(ask), _outcome(ask)))
+        return reply(schemas.SettledShape(await self._long_poll.settle(ended, who=request.caller.name)))
+
+    async def extend(self, request: Request) -> Reply:
+        ask: schemas.Extend = asked(request, "extend")
+        request.caller.check_all(Verb.WORK, [one.topic for one in ask.leases])
+        leases = [_lease(one) for one in ask.leases]
+        return reply(schemas.ExtendedShape(await self._long_poll.extend(leases, self._length(ask.lease_for))))
+
+    def _length(self, given: str | None) -> Millis:
+        if given is None:
+            return self._client.config.lease
+        return _bounded(given, "lease_for", SHORTEST_LEASE, LONGEST_LEASE)
+
+    async def events(self, request: Request) -> Reply | StreamingReply:
+        topic = request.query(("topic",)).get("topic")
+        caller = request.caller
+        caller.check(Verb.EVENTS, topic)
+        if topic is not None:
+            check_topic(topic)
+        last = request.header(b"last-event-id")
+        if request.method == "HEAD":
+            return Reply(200, b"", _EVENT_STREAM)
+
+        def admits(event: Event) -> bool:
+            return topic in (None, event.topic) and caller.may(Verb.EVENTS, event.topic)
+
+        return StreamingReply(await self._feed.stream(last, admits), _EVENT_STREAM)
+
     # --- helpers
 
     def _new(self, topic: str, key: str | None, ask: schemas.Schedule) -> NewTask:
         """The task that a request describes. Raises BadInput."""
         return self._client.new(
-            topic, _payload(ask), key=key, group=ask.group, delay=ask.delay, at=ask.at,
+            topic, schemas.payload_of(ask), key=key, group=ask.group, delay=ask.delay, at=ask.at,
             on_conflict=ask.on_conflict, retry=schemas.retries(ask.retry), deadline=ask.deadline,
             headers=ask.headers, if_token=ask.if_token, zone=ask.zone,
         )  # fmt: skip
@@ -299,7 +337,9 @@ class Verbs:
         changes = _each(request, asked(request, call), verb, make)
         return await self._answered(request, self._client.change_many(changes), paused=self._client.known_pauses)
 
-    async def _condition(self, request: Request, if_token: int | None) -> tuple[int | None, Container[Result]]:
+    async def _condition(
+        self, request: Request, ref: tuple[str, str], if_token: int | None
+    ) -> tuple[int | None, Container[Result]]:
         """Return the token that the task must have, and the results that mean a failed condition of the headers.
 
         As in RFC 9110, 13.1.1, except that a weak tag counts as the strong one, since compressing proxies make tags
@@ -314,7 +354,7 @@ class Verbs:
         if if_token is not None:
             tokens &= {if_token}  # both conditions have to hold
         if len(tokens) > 1:
-            task = await self._client.get(*request.ref)
+            task = await self._client.get(*ref)
             tokens = {token for token in tokens if task is not None and token == task.token}
         return min(tokens, default=_NO_TOKEN), (Result.STALE_TOKEN, Result.NOT_FOUND)
 
@@ -342,19 +382,7 @@ def _whole(text: str, field: str, least: int, most: int) -> int:
 
 def _refuse_body(request: Request) -> None:
     if request.body:
-        raise bad_input(BadInput("body", f"{len(request.body)} bytes", "no body"))
-
-
-def _payload(ask: schemas.Schedule | schemas.Recur) -> bytes:
-    """The bytes of the payload; `null` if none is given. Raises BadInput."""
-    if ask.payload_base64 is UNSET:
-        return b"null" if ask.payload is UNSET else bytes(ask.payload)
-    if ask.payload is not UNSET:
-        raise BadInput("payload, payload_base64", "both", "one of the two")
-    try:
-        return base64.b64decode(ask.payload_base64, validate=True)
-    except (binascii.Error, ValueError):
-        raise BadInput("payload_base64", ask.payload_base64, "base64 (RFC 4648, with padding)") from None
+        raise BadInput("body", f"{len(request.body)} bytes", "no body")
 
 
 def _seen(given: str | None, tag: str) -> bool:
@@ -375,7 +403,7 @@ def _item(
 
 def _each(request: Request, batch: Sequence[Any], verb: Verb, make: Callable[[Any], Made]) -> list[Made]:
     """Make each item, if the caller has access to the topics of all items. An error names the index of its item, and
-    nothing is done. Raises Forbidden, Problem."""
+    nothing is done. Raises Forbidden, BadInput."""
     request.caller.check_all(verb, [ask.topic for ask in batch])
     place = 0
     made: list[Made] = []
@@ -383,43 +411,8 @@ def _each(request: Request, batch: Sequence[Any], verb: Verb, make: Callable[[An
         for place, ask in enumerate(batch):  # noqa: B007 - the error uses the place
             made.append(make(ask))
     except BadInput as error:
-        raise bad_input(error, f"[{place}].") from None
+        raise BadInput(f"[{place}].{error.field}", error.value, error.accepted) from None
     return made
-
-
-class ConsumerVerbs:
-    """The calls for consumers in any language. Each method is a call of the contract."""
-
-    def __init__(self, long_poll: LongPoll, *, instance: str, lease: Millis) -> None:
-        self._long_poll = long_poll
-        self._instance = instance
-        self._lease = lease
-
-    async def lease(self, request: Request) -> Reply:
-        """Lease tasks, waiting in the long poll until the client disconnects or the caller loses access."""
-        ask: schemas.LeaseRequest = asked(request, "lease")
-        room = {check_topic(topic, "topics"): count for topic, count in ask.topics.items()}
-        request.caller.check_all(Verb.WORK, room)
-        wait = _bounded(ask.wait, "wait", 0, 1_000 * schemas.LONGEST_WAIT) / 1_000
-        lease_for = self._length(ask.lease_for)
-        holder = f"{request.caller.name}@{self._instance}"
-        leasing = self._long_poll.lease(room, holder=holder, lease_for=lease_for, wait=wait)
-        tasks = await request.while_connected(leasing, undo=self._long_poll.release)
-        paused = [topic for topic in room if topic in self._long_poll.pause_gate.topics]
-        return reply(schemas.LeasedShape(_visible(request, tasks, Verb.WORK), paused or UNSET))
-
-    async def settle(self, request: Request) -> Reply:
-        ended = _each(request, asked(request, "settle"), Verb.WORK, lambda ask: (_lease(ask), _outcome(ask)))
-        return reply(schemas.SettledShape(await self._long_poll.settle(ended, who=request.caller.name)))
-
-    async def extend(self, request: Request) -> Reply:
-        ask: schemas.Extend = asked(request, "extend")
-        request.caller.check_all(Verb.WORK, [one.topic for one in ask.leases])
-        leases = [_lease(one) for one in ask.leases]
-        return reply(schemas.ExtendedShape(await self._long_poll.extend(leases, self._length(ask.lease_for))))
-
-    def _length(self, given: str | None) -> Millis:
-        return self._lease if given is None else _bounded(given, "lease_for", SHORTEST_LEASE, LONGEST_LEASE)
 
 
 def _bounded(given: str, field: str, least: Millis, most: Millis) -> Millis:

@@ -20,7 +20,7 @@ from bide.engine.client import Client
 from bide.engine.config import EngineConfig
 from bide.ports import Store, remote
 from bide.service.access import ANONYMOUS_CALLER, AccessRefused, Caller, Unauthorized
-from bide.service.remote.calls import StoreCalls
+from bide.service.remote import StoreCalls
 from bide.stores.http import HttpStore
 
 CallerOf = Callable[[str | None], Caller]

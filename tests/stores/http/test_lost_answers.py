@@ -28,7 +28,7 @@ from tests.waiting import until
 from bide.core.errors import OutcomeUnknown, StoreUnavailable
 from bide.core.records import Cancel, Ref, Result
 from bide.ports import remote
-from bide.service.remote.calls import ANSWER_LASTS, SESSION_LASTS, ClientSession, ClientSessions, StaleCall, Work
+from bide.service.remote import ANSWER_LASTS, SESSION_LASTS, ClientSession, ClientSessions, StaleCall, Work
 from bide.service.requests import Reply
 from bide.stores.http import HttpStore
 from bide.testing.proxy import Act, FaultProxy

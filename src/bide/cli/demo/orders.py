@@ -47,7 +47,6 @@ class Payment(msgspec.Struct):
 
     @property
     def merchant(self) -> str:
-        """The shop that gets the money."""
         return MERCHANTS[self.order // 3 % len(MERCHANTS)]
 
 
@@ -213,5 +212,4 @@ def _order(number: int, placed: Millis, due: Millis, *, sale: bool = False) -> O
 
 
 def is_paid(number: int) -> bool:
-    """Two of three orders are paid."""
     return number % 3 != 0

@@ -89,7 +89,6 @@ class Story:
         self.define(app)
 
     def define(self, app: Bide) -> None:
-        """Declare the handlers."""
         raise NotImplementedError
 
     async def prepare(self) -> None:
@@ -122,7 +121,6 @@ class Story:
             await self._unless_away(act())
 
     async def retry_while_away(self, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Act, and retry every second while the store is unavailable."""
         while not await self._unless_away(act()):  # noqa: ASYNC110 - no event tells that it is back
             await asyncio.sleep(1)
 

@@ -17,16 +17,7 @@ from bide.insight.bulk import MOST_PACE, BulkRequest, BulkVerb, May, Version, ch
 from bide.insight.bulk_run import MOST_NOTED, BulkRunner, BulkState, Progress, untouched_by
 from bide.ports.remote import LAST_TOKEN
 from bide.service.access import Verb
-from bide.service.console.pages import (
-    Answer,
-    ConsoleContext,
-    Page,
-    PageRequest,
-    Route,
-    filter_fields,
-    local_path,
-    read_filter,
-)
+from bide.service.console.pages import ConsoleContext, Page, PageRequest, filter_fields, local_path, read_filter
 from bide.service.console.rendering import address, task_address
 from bide.service.requests import Reply
 
@@ -143,7 +134,6 @@ def read_id(text: str) -> str:
 _STEADY = 100
 """Tasks per second that are proposed for redriving more tasks than this."""
 _SHOWN = 100
-"""Most unchanged tasks on the page; more on demand."""
 REASONS = {
     "under_way": "it is being delivered, or its retry is pending: it was left unchanged",
     "stale_token": "it was changed in the meantime: it was left unchanged",
@@ -162,14 +152,14 @@ class ActionsPage(Page):
     def __init__(self, context: ConsoleContext) -> None:
         self._access = context.access
         self._bulks = BulkRunner(context.app, context.instance)
-        routes: Mapping[Route, Answer] = {
+        self.routes = {
             ("POST", "/changes"): self._request,
             ("GET", "/changes"): self._list,
             ("GET", "/changes/{id}"): partial(self._one, "change.html"),
             ("GET", "/changes/{id}/live"): partial(self._one, "change_live.html"),
             ("POST", "/changes/{id}/stop"): self._stop,
         }
-        super().__init__(routes, self._bulks)
+        context.stack.push_async_callback(self._bulks.close)
 
     # --- request a change
 
@@ -315,13 +305,11 @@ def _scope(bulk: BulkRequest) -> list[tuple[str, str | int]]:
 
 
 def _match_fields(request: PageRequest, bulk: BulkRequest) -> dict[str, str]:
-    """The filter of a change to all matching tasks, as form fields."""
     assert bulk.where is not None
     return filter_fields(request, bulk.where) | ({} if bulk.error is None else {"error": bulk.error})
 
 
 def _tasks_address(request: PageRequest, bulk: BulkRequest) -> str | None:
-    """The address of the list of matching tasks."""
     if bulk.where is None:
         return None
     fields = _match_fields(request, bulk)

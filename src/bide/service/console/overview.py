@@ -26,11 +26,10 @@ class OverviewPage(Page):
 
     def __init__(self, context: ConsoleContext) -> None:
         self._shared = context
-        routes = {
+        self.routes = {
             ("GET", "/"): partial(self._shown, "overview.html"),
             ("GET", "/overview/live"): partial(self._shown, "overview_live.html"),
         }
-        super().__init__(routes)
 
     async def _shown(self, template: str, request: PageRequest) -> Reply:
         everything = request.caller.may(Verb.READ, None)

@@ -11,9 +11,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from enum import StrEnum
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, quote, urlsplit
 
 from bide.app import Bide
@@ -81,7 +82,6 @@ class PageRequest:
         return Locale(language, *zone_of(cookies.get(ZONE_COOKIE)), self.client.clock.now())
 
     def t(self, english: str, **values: object) -> str:
-        """The sentence in the viewer's language."""
         return self.locale.t(english, **values)
 
     @property
@@ -92,7 +92,6 @@ class PageRequest:
 
     @property
     def is_read(self) -> bool:
-        """True if the request changes nothing."""
         return self.http.method in ("GET", "HEAD")
 
     @property
@@ -219,6 +218,8 @@ class ConsoleContext(NamedTuple):
     overviews: Overviews
     """Shared by several pages, as `day` is: one query answers all of them. Their owner closes both."""
     day: LastDay
+    stack: AsyncExitStack
+    """Closes what the pages do in the background, before the app is closed."""
 
 
 Answer = Callable[[PageRequest], Awaitable[Reply]]
@@ -226,23 +227,10 @@ Route = tuple[str, str]
 """Method and path; a part of the path in braces stands for any text, percent-encoded."""
 
 
-class Closeable(Protocol):
-    """Work in the background that ends when it is closed."""
-
-    async def close(self) -> None: ...
-
-
 class Page:
     """One page with its parts and forms. Belongs to the event loop in which the app is open."""
 
-    def __init__(self, routes: Mapping[Route, Answer], *background: Closeable) -> None:
-        self.routes = routes
-        self._background = background
-
-    async def close(self) -> None:
-        """End the work in the background."""
-        for one in self._background:
-            await one.close()
+    routes: Mapping[Route, Answer]
 
 
 # --- from request to page
@@ -266,14 +254,12 @@ _SAFE = {
 
 
 class Router:
-    """Every page of one instance, by method and path. Make it in the running loop when the app is open, and close it
-    before the app."""
+    """Every page of one instance, by method and path. Make it in the running loop when the app is open."""
 
     def __init__(self, context: ConsoleContext, pages: Sequence[Page]) -> None:
         self._client = context.app
         self._access = context.access
         self.sessions = Sessions(context.app, context.access)
-        self._pages = pages
         open_pages: Mapping[Route, Answer] = {
             ("GET", "/login"): self._login_page,
             ("POST", "/login"): self._login,
@@ -288,23 +274,18 @@ class Router:
         self._complaints = TokenBucket(1, 1.0, time.monotonic())
         """At most one log line a second: while the store is unavailable, every open page retries."""
 
-    async def close(self) -> None:
-        """End the work in the background."""
-        for one in self._pages:
-            await one.close()
-
     def find(self, http: Request) -> Callable[[Request], Awaitable[Reply]] | None:
         """Return the handler of this request; None if there is no such page."""
         found = self._routes.find(http.path)
         if found is None:
             return None
         handlers, parts = found
-        handler = handlers.get("GET" if http.method == "HEAD" else http.method)
+        handler = handlers.get(http.method)
         return partial(self._method_not_allowed, handlers) if handler is None else partial(handler, parts.values())
 
     async def _method_not_allowed(self, allowed: Collection[str], http: Request) -> Reply:
         """Answer 405: the page exists, but not for this method."""
-        methods = ", ".join(sorted({*allowed, "HEAD"} if "GET" in allowed else allowed))
+        methods = ", ".join(sorted(allowed))
         reply = self._error_page(PageRequest(http, self._client), 405, "This method is not supported here", methods)
         return _with_headers(reply, {**_SAFE, "allow": methods})
 
@@ -418,7 +399,6 @@ class Router:
 
 
 def _denial(error: AccessRefused, t: Callable[..., str]) -> str:
-    """The reason for a refusal, in the viewer's language."""
     if not isinstance(error, Forbidden):
         return inert(t(error.detail))
     who, verb = isolated(error.who), error.verb.value
@@ -431,7 +411,6 @@ def _denial(error: AccessRefused, t: Callable[..., str]) -> str:
 
 
 def _linked_from_other_site(http: Request) -> bool:
-    """Tell whether the browser followed a link of another site."""
     return http.header(b"sec-fetch-site") == "cross-site" and http.method in ("GET", "HEAD")
 
 

@@ -69,12 +69,13 @@ class RecurringPage(Page):
     def __init__(self, context: ConsoleContext) -> None:
         self._all = CachedQuery(partial(recurring_tasks, context.app), every=2.0, share=0.05)
         self._events = CachedQuery(partial(context.app.events, limit=_EVENTS), every=2.0, share=0.05)
-        routes = {
+        self.routes = {
             ("GET", "/recurring"): self._list,
             ("GET", "/recurring/{topic}/{key}"): self._one,
             ("POST", "/recurring"): self._act,
         }
-        super().__init__(routes, self._all, self._events)
+        context.stack.push_async_callback(self._all.close)
+        context.stack.push_async_callback(self._events.close)
 
     async def _list(self, request: PageRequest) -> Reply:
         if request.raw_field("key"):  # a name that no path can have

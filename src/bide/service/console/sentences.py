@@ -56,12 +56,8 @@ def meaning(locale: Locale, history: TaskHistory, pause: Pause | None) -> str:
     return t("It is dead, {ended}: nothing more happens unless it is redriven.", ended=ended)
 
 
-def reasons(locale: Locale, history: TaskHistory, pause: Pause | None) -> list[str]:
-    """The reasons why it was not delivered when it was first due; empty if it was on time, or is not due yet."""
-    return list(_reasons(locale, history, pause))
-
-
-def _reasons(locale: Locale, history: TaskHistory, pause: Pause | None) -> Iterator[str]:
+def reasons(locale: Locale, history: TaskHistory, pause: Pause | None) -> Iterator[str]:
+    """The reasons why it was not delivered when it was first due; none if it was on time, or is not due yet."""
     record, t = history.record, locale.t
     if history.moved:
         first = locale.moment(history.first_due, millis=True)

@@ -77,7 +77,6 @@ class TaskPage:
         )
 
     async def _live(self, request: PageRequest) -> Reply:
-        """The part that an open page polls."""
         ref = ref_of(request)
         values = await self._shared_values(request, ref)
         if values is None:
@@ -112,7 +111,7 @@ class TaskPage:
             "pause": pause,
             "recurrence": recurrence_of(record.options),
             "meaning": meaning(request.locale, history, pause),
-            "reasons": reasons(request.locale, history, pause),
+            "reasons": list(reasons(request.locale, history, pause)),
             "timeline": _timeline(history),
             "over": not record.state.live,
             "changed": bool(seen_token) and seen_token != str(record.token) and record.state.live,

@@ -53,13 +53,10 @@ class Search(NamedTuple):
 
     @property
     def anything(self) -> bool:
-        """True if there is no filter."""
         return self.where == Filter() and not self.key
 
 
 class TasksFound(NamedTuple):
-    """One page of tasks."""
-
     tasks: Sequence[Record]
     cursor: str
     """The cursor of the next page; empty: this is the last."""
@@ -142,7 +139,6 @@ async def _page(client: Client, asked: Search, topics: Sequence[Topic] | None) -
 
 
 async def _of_one(client: Client, asked: Search, where: Filter, place: _Place) -> TasksFound:
-    """Find a page in one list of the store."""
     topic = place.topic
     narrowed = where.state is not None or where.wake_from is not None or where.wake_before is not None
     if where.group is None or not narrowed:
@@ -175,14 +171,13 @@ _MOST_NAMED = 200
 
 
 class TasksPage(Page):
-    """The list of tasks, and the page of one task."""
-
     def __init__(self, context: ConsoleContext) -> None:
         self._app = context.app
         self._tally: CachedQuery[Tally] = CachedQuery(self._app.tally, every=5.0)
         self._paused: CachedQuery[Mapping[str, Pause]] = CachedQuery(self._app.paused, every=2.0, share=0.1)
-        routes = {("GET", "/tasks"): self._page, **TaskPage(context, self._paused).routes}
-        super().__init__(routes, self._tally, self._paused)
+        self.routes = {("GET", "/tasks"): self._page, **TaskPage(context, self._paused).routes}
+        context.stack.push_async_callback(self._tally.close)
+        context.stack.push_async_callback(self._paused.close)
 
     async def _page(self, request: PageRequest) -> Reply:
         request.caller.check_somewhere(Verb.READ)
@@ -246,7 +241,6 @@ class TasksPage(Page):
 
 _NAMES = {"topic": "Topic", "key": "Key", "group": "Group", "state": "State", "wake_from": "Due from",
           "wake_before": "and before", "limit": "Per page"}  # fmt: skip
-"""The labels of the form's fields."""
 
 
 def _wrong(request: PageRequest, error: BadInput) -> str:
@@ -267,7 +261,6 @@ def _times(request: PageRequest, asked: Search) -> Mapping[str, str]:
 
 
 def _readable(request: PageRequest, tally: Tally) -> list[Topic]:
-    """The existing topics that the viewer may read."""
     return sorted({topic for topic, _ in tally.counts if request.caller.may(Verb.READ, topic)})
 
 
@@ -279,13 +272,12 @@ _MOST_GROUPS = 200
 
 
 class DeadPage(Page):
-    """The dead letters: all groups, or the tasks of one group."""
-
     def __init__(self, context: ConsoleContext) -> None:
         self._groups_query: CachedQuery[DeadLetters] = CachedQuery(
             lambda: dead_letters(context.app), every=_EVERY, share=_SHARE
         )
-        super().__init__({("GET", "/dead"): self._page}, self._groups_query)
+        self.routes = {("GET", "/dead"): self._page}
+        context.stack.push_async_callback(self._groups_query.close)
 
     async def _page(self, request: PageRequest) -> Reply:
         topic = request.raw_field("topic")

@@ -54,7 +54,6 @@ class TimelineQuery(NamedTuple):
     """Tasks per second, as the viewer entered it."""
 
     def at(self, where: Span | Range, path: str = "/timeline") -> str:
-        """The address of the same timeline for another range."""
         if isinstance(where, Span):
             return address(path, span=where.value, topic=self.topic, rate=self.rate)
         return address(path, **{"from": where.first, "until": where.until}, topic=self.topic, rate=self.rate)
@@ -75,65 +74,55 @@ class Rate(NamedTuple):
 
 
 class TimelineView:
-    """The timeline of one viewer, as values for the templates."""
+    """The timeline of one viewer. Its attributes are the values for the templates."""
 
     def __init__(
-        self, query: TimelineQuery, seen: ForecastAnswer, locale: Locale, *, fastest: Fastest | None, past: PastOf
-    ) -> None:
+        self, query: TimelineQuery, seen: ForecastAnswer, locale: Locale, *, fastest: Fastest | None, past: PastOf,
+        topics: Sequence[Topic], past_known: bool,
+    ) -> None:  # fmt: skip
+        now = locale.now
         self.asked = query
         self.seen = seen
-        self.locale = locale
-        if isinstance(query.range, Range):
-            self.shown = query.range
-        else:
-            self.shown = around(query.range, locale.now)._replace(first=seen.edges[0])
+        self._locale = locale
+        self.topics = topics
+        self.past_known = past_known
+        shown = query.range
+        if isinstance(shown, Span):
+            shown = around(shown, now)._replace(first=seen.edges[0])
+        self.shown = shown._replace(until=seen.edges[-1])
+        self.whole_range = seen.edges[-1] - seen.edges[0]
+        self.spans = [(_NAMES[span], span.value, query.at(span), query.range is span) for span in Span]
+        self.moves = _moves(query, shown, now)
+        self.here = query.at(query.range)
+        self.live = None if isinstance(query.range, Range) else query.at(query.range, "/timeline/live")
         if query.rate is not None:
             self.rate = Rate(query.rate, "given", None)
         else:
             self.rate = Rate(_ASSUMED, "assumed", None) if fastest is None else Rate(fastest.rate, "seen", fastest.at)
-        self.series, self.others = _series(seen)
+        self._columns, self._others = _columns(seen)
+        self.series = [(topic, place, summed(counts)) for place, (topic, counts) in enumerate(self._columns)]
+        self.others = summed(self._others) if self._others else None
         self.begun = seen.edges[0] < seen.counted_at
-        self.by_minute = self.begun and self.shown.step >= MINUTE
+        self.by_minute = self.begun and shown.step >= MINUTE
+        self.day_back = self.begun and shown.first <= now - BACK + MINUTE
         gone = [edge for edge in seen.edges if edge < seen.counted_at]
         if len(gone) < len(seen.edges):
             gone.append(seen.counted_at)
         shows_past = self.by_minute and len(gone) > 1
-        self.behind = list(zip(pairwise(gone), past(gone), strict=True)) if shows_past else []
+        intervals = zip(pairwise(gone), past(gone), strict=True) if shows_past else ()
+        self._past = [(low, high, one) for (low, high), one in intervals]
+        self.behind = [one for one in self._past if one[2].planned or one[2].done]
+        self.empty = not seen.total.number and not self.behind
+        self.overdue = query.tasks(locale, 0, seen.counted_at)
         self.peaks = _notable([self._peak(peak) for peak in seen.peaks])
-
-    def values(self, *, topics: Sequence[Topic], past_known: bool) -> dict[str, Any]:
-        query, seen, shown = self.asked, self.seen, self.shown
-        return {
-            "spans": [(_NAMES[span], span.value, query.at(span), query.range is span) for span in Span],
-            "moves": _moves(query, shown, self.locale.now),
-            "asked": query,
-            "live": None if isinstance(query.range, Range) else query.at(query.range, "/timeline/live"),
-            "here": query.at(query.range),
-            "shown": shown._replace(until=seen.edges[-1]),
-            "whole_range": seen.edges[-1] - seen.edges[0],
-            "topics": topics,
-            "seen": seen,
-            "rate": self.rate,
-            "peaks": self.peaks,
-            "series": [(topic, place, summed(counts)) for place, (topic, counts) in enumerate(self.series)],
-            "others": summed(self.others) if self.others else None,
-            "rows": self._rows(),
-            "behind": [(low, high, one) for (low, high), one in self.behind if one.planned or one.done],
-            "begun": self.begun,
-            "by_minute": self.by_minute,
-            "past_known": past_known,
-            "day_back": self.begun and shown.first <= self.locale.now - BACK + MINUTE,
-            "empty": not seen.total.number and not any(one.planned or one.done for _, one in self.behind),
-            "overdue": query.tasks(self.locale, 0, seen.counted_at),
-            "chart": self._chart(),
-        }
+        self.rows = self._rows()
+        self.chart = self._chart()
 
     def _chart(self) -> Mapping[str, Any]:
-        """The data that the script draws."""
-        seen, locale, behind, step = self.seen, self.locale, self.behind, self.shown.step
-        drawn = [(inert_line(topic, 60), counts) for topic, counts in self.series]
-        if self.others:
-            drawn.append((locale.t("others"), self.others))
+        seen, locale, past, step = self.seen, self._locale, self._past, self.shown.step
+        drawn = [(inert_line(topic, 60), counts) for topic, counts in self._columns]
+        if self._others:
+            drawn.append((locale.t("others"), self._others))
         return {
             "zone": locale.zone_name,
             "now": seen.counted_at,
@@ -145,14 +134,14 @@ class TimelineView:
             "labels": [locale.clock(bar.low, step) for bar in seen.bars],
             "totals": [locale.number(bar.total) for bar in seen.bars],
             "series": [{"name": name, "counts": [count.number for count in counts]} for name, counts in drawn],
-            "others": bool(self.others),
+            "others": bool(self._others),
             "peaks": [peak["top"].low for peak in self.peaks],
             "past": {
-                "lows": [low for (low, _), _ in behind],
-                "highs": [high for (_, high), _ in behind],
-                "labels": [locale.clock(low, step) for (low, _), _ in behind],
-                "planned": [one.planned for _, one in behind],
-                "done": [one.done for _, one in behind],
+                "lows": [low for low, _, _ in past],
+                "highs": [high for _, high, _ in past],
+                "labels": [locale.clock(low, step) for low, _, _ in past],
+                "planned": [one.planned for _, _, one in past],
+                "done": [one.done for _, _, one in past],
             },
             "words": {word: locale.t(word) for word in ("{count} tasks", "planned", "done", "now")},
             "keep": address("", topic=self.asked.topic, rate=self.asked.rate).lstrip("?"),
@@ -172,21 +161,21 @@ class TimelineView:
             "more": summed(count for _, count in order[_COLOURS:]) if len(order) > _COLOURS else None,
             "outlook": expected,
             "in_time": expected is not None and expected.late <= _IN_TIME,
-            "zoom": self.asked.at(_closer(peak, self.locale.now)),
+            "zoom": self.asked.at(_closer(peak, self._locale.now)),
             # from the start of the second: a bar that begins now begins within one
-            "tasks": self.asked.tasks(self.locale, top.low - top.low % SECOND, top.high),
+            "tasks": self.asked.tasks(self._locale, top.low - top.low % SECOND, top.high),
         }
 
     def _rows(self) -> dict[str, list[Mapping[str, Any]]]:
         """The intervals in which tasks come due: the peaks, and all in order of time."""
-        columns = [counts for _, counts in self.series] + ([self.others] if self.others else [])
+        columns = [counts for _, counts in self._columns] + ([self._others] if self._others else [])
         tops = {peak["top"].low for peak in self.peaks}
         rows: list[Mapping[str, Any]] = [
             {
                 "low": bar.low,
                 "total": bar.total,
                 "counts": [counts[place] for counts in columns],
-                "tasks": self.asked.tasks(self.locale, bar.low, bar.high),
+                "tasks": self.asked.tasks(self._locale, bar.low, bar.high),
                 "peak": any(bar.low <= top < bar.high for top in tops),
             }
             for place, bar in enumerate(self.seen.bars)
@@ -196,7 +185,7 @@ class TimelineView:
         return {"peaks": first, "all": rows}
 
 
-def _series(seen: ForecastAnswer) -> tuple[list[tuple[Topic, list[Count]]], list[Count]]:
+def _columns(seen: ForecastAnswer) -> tuple[list[tuple[Topic, list[Count]]], list[Count]]:
     """The counts of the largest topics, by name so that each keeps its colour, and the sum of all others."""
     totals: dict[Topic, int] = {}
     for bar in seen.bars:
@@ -254,11 +243,11 @@ class TimelinePage(Page):
     def __init__(self, context: ConsoleContext) -> None:
         self._forecast = Forecast(context.app)
         self._day = context.day
-        routes = {
+        self.routes = {
             ("GET", "/timeline"): partial(self._shown, "timeline.html"),
             ("GET", "/timeline/live"): partial(self._shown, "timeline_live.html"),
         }
-        super().__init__(routes, self._forecast)
+        context.stack.push_async_callback(self._forecast.close)
 
     async def _shown(self, template: str, request: PageRequest) -> Reply:
         if request.is_htmx and template == "timeline.html":
@@ -280,8 +269,8 @@ class TimelinePage(Page):
         fastest = self._day.fastest((whose, query.topic), shown)
         topics = sorted(seen.topics | {topic for topic in self._day.topics() if topic and may(topic)})
         past = partial(self._day.between, admits=shown)
-        view = TimelineView(query, seen, request.locale, fastest=fastest, past=past)
-        return request.render(template, **view.values(topics=topics, past_known=known))
+        view = TimelineView(query, seen, request.locale, fastest=fastest, past=past, topics=topics, past_known=known)
+        return request.render(template, **vars(view))
 
     async def _past(self) -> bool:
         """Tell whether all of the past is known; reading goes on in the background."""
@@ -292,7 +281,6 @@ class TimelinePage(Page):
 
 
 def _query_of(request: PageRequest) -> TimelineQuery:
-    """Read the address. Raises BadInput."""
     rate = request.number_field("rate", 0, least=1, most=_MOST_RATE) or None
     topic, now = request.field("topic"), request.locale.now
     shown: Span | Range

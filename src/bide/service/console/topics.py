@@ -18,7 +18,7 @@ from bide.engine.registry import Announced, RouteSettings, settings_of_consumers
 from bide.insight.minute_log import QUARTER, Quarter
 from bide.insight.overview import TopicDetails, Topics, TopicSeen
 from bide.service.access import Verb
-from bide.service.console.pages import Answer, ConsoleContext, Page, PageRequest, Route
+from bide.service.console.pages import ConsoleContext, Page, PageRequest
 from bide.service.console.rendering import address, topic_address
 from bide.service.requests import Reply
 from bide.service.verbs import set_paused
@@ -29,15 +29,12 @@ _UNIT = 100
 
 
 class RetryBar(NamedTuple):
-    """One pause of a retry policy."""
-
     failure: int
     """The number of the failure that it follows."""
     pause: Millis
     after: Millis
     """The sum of the pauses since the first failure."""
     width: int
-    """In percent."""
 
 
 class RetryChart(NamedTuple):
@@ -69,7 +66,6 @@ class DayChart(NamedTuple):
 
 
 def retry_chart(route: RouteSettings) -> RetryChart:
-    """Draw the pauses of a route as bars."""
     longest = max(route.pauses, default=0)
     bars: list[RetryBar] = []
     after = 0
@@ -133,7 +129,6 @@ def _steps(lates: Sequence[Millis | None], step: int, most: Millis) -> str:
 _DONE = {(True, True): "paused", (True, False): "paused-before", (False, True): "resumed", (False, False): "not-paused"}
 """The word for the last action in the address: by whether it was a pause, and whether it changed anything."""
 _MOST_SHOWN = 500
-"""Most topics in one list."""
 
 COLUMNS: Mapping[str, tuple[str, Callable[[TopicSeen], Any]]] = {
     "topic": ("Topic", lambda one: one.topic),
@@ -151,20 +146,18 @@ COLUMNS: Mapping[str, tuple[str, Callable[[TopicSeen], Any]]] = {
 
 
 class TopicsPage(Page):
-    """The list of topics, and the page of one topic."""
-
     def __init__(self, context: ConsoleContext) -> None:
         self._app = context.app
         self._policy_of = context.policy_of
         self._overviews = context.overviews
         self._topics = Topics(context.app, context.overviews, context.day)
-        routes: Mapping[Route, Answer] = {
+        self.routes = {
             ("GET", "/topics"): self._list,
             ("GET", "/topics/{topic}"): self._one,
             ("POST", "/topics/{topic}/pause"): partial(self._set_paused, True),
             ("POST", "/topics/{topic}/resume"): partial(self._set_paused, False),
         }
-        super().__init__(routes, self._topics)
+        context.stack.push_async_callback(self._topics.close)
 
     async def _list(self, request: PageRequest) -> Reply:
         request.caller.check_somewhere(Verb.READ)
@@ -227,7 +220,6 @@ def rate(number: float) -> str:
 
 
 def _unknown(story: TopicDetails) -> bool:
-    """Tell whether there is no trace of this topic."""
     seen = story.seen
     past = any(quarter.deliveries.begun or quarter.deliveries.ended for quarter in story.day)
     tasks = summed(seen.counts.values()).number

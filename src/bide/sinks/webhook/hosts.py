@@ -50,7 +50,6 @@ class _Host:
         self.ahead = 0.0
         self.counted_at = 0.0
         self.started: dict[HostSlot, float] = {}
-        """The start of each running delivery, oldest first."""
         self.waiting: deque[asyncio.Future[HostSlot | None]] = deque()
 
     def oldest(self, now: float) -> float:
@@ -129,12 +128,10 @@ class HostLimits:
         return max(host.ahead * spacing, host.oldest(now), PATIENCE) * (1.0 + 0.25 * self._chance())
 
     def allowed(self, name: str) -> int:
-        """The number of concurrent deliveries that the host may have now."""
         host = self._hosts.get(name)
         return self._most if host is None else host.allowed
 
     def busy(self, name: str) -> int:
-        """The number of running deliveries to the host."""
         host = self._hosts.get(name)
         return 0 if host is None else len(host.started)
 

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -26,7 +27,9 @@ from msgspec import Struct
 
 from bide.core.errors import BadInput
 from bide.core.names import printable
+from bide.core.options import carried_trace
 from bide.core.outcomes import Dead, Outcome, Retry
+from bide.core.tasks import Task
 from bide.sinks.webhook.guard import AddressRefused
 
 EXCERPT = 500
@@ -277,6 +280,19 @@ def content_type(payload: bytes) -> str:
     except (ValueError, RecursionError):  # msgspec's errors and UnicodeDecodeError are ValueErrors
         return "application/octet-stream"
     return "application/json"
+
+
+def trace_headers(task: Task[Any]) -> Mapping[str, str]:
+    """The W3C trace headers for a request that delivers `task`; empty without a trace.
+
+    They name the running delivery's span if this program traces; else they are the task's own, unchanged.
+    """
+    traced = sys.modules.get("bide.sinks.traced")
+    if traced is not None:
+        headers: Mapping[str, str] = traced.current_headers()
+        if "traceparent" in headers:
+            return headers
+    return carried_trace(task.record.options)
 
 
 def well_formed(trace: Mapping[str, str]) -> dict[str, str]:

@@ -23,7 +23,6 @@ from bide.core.options import decode_options
 from bide.core.outcomes import Dead, Defer, Outcome, Retry
 from bide.core.records import Record
 from bide.core.tasks import Task
-from bide.sinks.trace_headers import trace_headers
 from bide.sinks.webhook.guard import Guard, Target
 from bide.sinks.webhook.hosts import HostLimits
 from bide.sinks.webhook.sending import (
@@ -40,6 +39,7 @@ from bide.sinks.webhook.sending import (
     outcome_of,
     own_headers,
     topic_text,
+    trace_headers,
     well_formed,
     what_failed,
 )

@@ -1,14 +1,9 @@
 """Calls to a service, each done once however often it is sent, and the transport that carries them.
 
-A call that writes carries the session and a number that only rises. The service keeps the answer to the last call of
-each operation. So a call whose answer was lost is sent again over another connection and gets the same answer (see
-`resending`). For this reason each operation has one call under way at a time. Calls that only read are sent again as
-they are, to any instance.
-
-A session belongs to the instance on which it began; only that instance knows which calls were done. If a proxy routes a
-call to another instance, that instance refuses it and does nothing, so the client sends the call again until it reaches
-the right instance. If that instance seems to be gone, a call whose answer was not lost goes out in a new session; any
-other call raises `OutcomeUnknown`.
+`ports.remote` describes the sessions. A call whose answer was lost is sent again over another connection (see
+`resending`); for this reason each operation that writes has one call under way at a time. Calls that only read are sent
+again as they are, to any instance. If the instance of the session seems to be gone, a call whose answer was not lost
+goes out in a new session; any other call raises `OutcomeUnknown`.
 
 Every call carries the token, so the token must not travel in clear text: with a token, `http:` is accepted only for
 this machine, unless the URL ends in `?insecure=1`, which declares the network path safe (a private network, a proxy on
@@ -121,8 +116,6 @@ _read_problem = msgspec.json.Decoder(_Problem).decode
 
 
 class Reply(NamedTuple):
-    """An answer as received."""
-
     status: int
     kind: str
     """The content type, without parameters."""
@@ -268,7 +261,6 @@ class Calls:
         self.body_limit = 1 << 20
         self.most = 1_000
         self.resent = 0
-        """The number of resends."""
 
     async def begin(self) -> None:
         """Check that the URL is bide's service, and begin a session.
