@@ -300,6 +300,7 @@ class Watcher:
         """The last version seen; None at first."""
         self._line = -1
         """The last note read; -1 at first, so that the first check notifies of all heads: some may be new."""
+        self._guard = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"bide watcher of {path}", daemon=True)
         self._thread.start()
 
@@ -319,6 +320,7 @@ class Watcher:
         connection = connect(self._path, cache_kib=256)
         try:
             connection.execute("PRAGMA query_only = ON")
+            connection.guard = self._guard
             self._watch(connection.cursor())
         finally:
             connection.close()
@@ -354,7 +356,8 @@ class Watcher:
             if version is None:
                 return False
             if version != self._version:
-                self._notify_of_wakes(cursor)
+                with self._guard:
+                    self._notify_of_wakes(cursor)
                 self._version = version
                 self._notifier.notify({COMMITTED: 0})
         return True
