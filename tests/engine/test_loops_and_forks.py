@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -100,6 +103,82 @@ def test_a_forked_child_has_a_blocking_app_of_its_own(tmp_path: Path) -> None:
     assert in_a_child(lambda: app.sync.schedule("t", key="child", delay="1h").ok)
     assert sorted(task.key for task in app.sync.find(topic="t")) == ["child", "parent"]
     app.sync.close()
+
+
+@forks
+@quietly
+def test_what_a_child_wrote_is_kept_though_its_parent_closes_and_others_open_the_file(tmp_path: Path) -> None:
+    """SQLite must not take the parent's locks for the child's: who comes last would delete the WAL of the child."""
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    app = Bide(url)
+    app.sync.schedule("t", key="parent", delay="1h")
+    (written, write), (others_left, leave) = os.pipe(), os.pipe()
+
+    def work() -> bool:
+        app.sync.schedule("t", key="first", delay="1h")
+        os.write(write, b"x")
+        os.read(others_left, 1)
+        return app.sync.schedule("t", key="second", delay="1h").ok
+
+    def others() -> None:
+        os.read(written, 1)
+        app.sync.close()
+        subprocess.run([sys.executable, "-m", "bide", "--store", url, "ls"], check=True, capture_output=True)
+        os.write(leave, b"x")
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    assert in_a_child(work)
+    thread.join(PATIENCE)
+    assert sorted(task.key for task in app.sync.find(topic="t")) == ["first", "parent", "second"]
+    app.sync.close()
+
+
+@forks
+@quietly
+def test_a_fork_amid_the_writes_and_reads_of_other_threads(tmp_path: Path) -> None:
+    app, over = Bide(f"sqlite:///{tmp_path}/tasks.db"), threading.Event()
+
+    def hammer(number: int) -> None:
+        while not over.is_set():
+            app.sync.schedule("t", key=f"{number}", delay="1h")
+            assert app.sync.get("t", f"{number}")
+
+    threads = [threading.Thread(target=hammer, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    assert [in_a_child(lambda: app.sync.schedule("t", key="child", delay="1h").ok) for _ in range(10)] == [True] * 10
+    over.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    app.sync.close()
+
+
+@forks
+@quietly
+async def test_a_child_of_an_open_transaction_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bide.stores.sqlite.connection._FORK_PATIENCE", 0.01)
+    app = Bide(f"sqlite:///{tmp_path}/tasks.db")
+
+    def work() -> bool:
+        with pytest.raises(StoreUnavailable, match="amid a transaction"):
+            app.sync.schedule("t", key="child", delay="1h")
+        return True
+
+    @app.handler("t")
+    async def forks(task: Task[None]) -> None:
+        async with task.transaction():
+            assert in_a_child(lambda: in_no_loop(work))
+
+    async with app, app.worker() as worker:
+        await forks.schedule(None, key="parent", delay="0s")
+        await worker.until_empty()
+        assert worker.stats.done == 1
+
+
+def in_no_loop(work: Callable[[], bool]) -> bool:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(work).result()
 
 
 @forks

@@ -292,6 +292,7 @@ class Watcher:
         """The last version seen; None at first."""
         self._line = -1
         """The last note read; -1 at first, so that the first check notifies of all heads: some may be new."""
+        self._guard = threading.Lock()
         self.thread = threading.Thread(target=self._run, name=f"bide watcher of {notifier.path}", daemon=True)
         self.thread.start()
 
@@ -304,6 +305,7 @@ class Watcher:
         connection = connect(self._notifier.path, cache_kib=256)
         try:
             connection.execute("PRAGMA query_only = ON")
+            connection.guard = self._guard
             self._watch(connection.cursor())
         finally:
             connection.close()
@@ -339,7 +341,8 @@ class Watcher:
             if version is None:
                 return False
             if version != self._version:
-                self._notify_of_wakes(cursor)
+                with self._guard:
+                    self._notify_of_wakes(cursor)
                 self._version = version
                 self._notifier.notify({COMMITTED: 0})
         return True

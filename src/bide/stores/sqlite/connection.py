@@ -15,7 +15,9 @@ import sqlite3
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from typing import Any
 
@@ -119,21 +121,33 @@ STOP_BYTES = 64 * 1024 * 1024
 _FIRST_SLEEP, _LONGEST_SLEEP = 0.0002, 0.005
 
 
+class Connection(sqlite3.Connection):
+    """A connection that a forked child can close, see `_close_inherited`."""
+
+    path = ""
+    guard: threading.Lock | None = None
+    """Held by the thread that uses the connection; None while it is being opened."""
+
+
 def connect(
-    path: str,
-    *,
-    cache_kib: int = 1024,
-    checkpoint_pages: int = 0,
-    factory: type[sqlite3.Connection] = sqlite3.Connection,
-) -> sqlite3.Connection:
+    path: str, *, cache_kib: int = 1024, checkpoint_pages: int = 0, factory: type[Connection] = Connection
+) -> Connection:
     """A connection that begins no transaction by itself.
 
     `checkpoint_pages`: a commit that leaves this many pages in the WAL writes them back; 0: never, because a thread of
     the open store does it.
     """
-    connection = sqlite3.connect(
-        path, timeout=PATIENCE, isolation_level=None, check_same_thread=False, cached_statements=256, factory=factory
-    )
+    with _open_files_lock:
+        connection = sqlite3.connect(
+            path,
+            timeout=PATIENCE,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+            factory=factory,
+        )
+        connection.path = path
+        _connections.add(connection)
     connection.execute(f"PRAGMA wal_autocheckpoint = {checkpoint_pages}")
     connection.execute(f"PRAGMA journal_size_limit = {STOP_BYTES}")
     connection.execute(f"PRAGMA cache_size = -{cache_kib}")
@@ -189,13 +203,13 @@ class WriteLock(Struct, eq=False):
     restarts: int = 0
     """How often it was held for a restart of the WAL, which takes some 10 ms."""
     _line: threading.Lock = field(default_factory=threading.Lock)
-    _write: threading.Lock = field(default_factory=threading.Lock)
+    guard: threading.Lock = field(default_factory=threading.Lock)
 
     def acquire(self) -> None:
         """Wait for the right to write. Any thread may release it. Raises StoreUnavailable when patience ends."""
         if self._line.acquire(timeout=PATIENCE):
             try:
-                if self._write.acquire(timeout=PATIENCE):
+                if self.guard.acquire(timeout=PATIENCE):
                     return
             finally:
                 self._line.release()
@@ -205,10 +219,10 @@ class WriteLock(Struct, eq=False):
         )
 
     def try_acquire(self) -> bool:
-        return self._write.acquire(blocking=False)
+        return self.guard.acquire(blocking=False)
 
     def release(self) -> None:
-        self._write.release()
+        self.guard.release()
 
     def __enter__(self) -> None:
         self.acquire()
@@ -245,6 +259,11 @@ def enter(path: str, synchronous: str) -> SharedFile:
     """Register a store on the file, until `leave`. Raises StoreMismatch if it is open with another `synchronous`."""
     status = os.stat(path)
     identity = (os.getpid(), status.st_dev, status.st_ino)
+    if identity[1:] in _locks_unknown:
+        raise StoreUnavailable(
+            f"{path}: this process was forked while its parent was opening the file or amid a transaction on it, so "
+            "its locks would not hold: fork at another time, or start the process by spawn"
+        )
     with _open_files_lock:
         file = _open_files.setdefault(identity, SharedFile(path, synchronous, identity))
         if file.synchronous != synchronous:
@@ -254,6 +273,54 @@ def enter(path: str, synchronous: str) -> SharedFile:
             )
         file.stores += 1
         return file
+
+
+# --- forks
+
+_FORK_PATIENCE = 2.0
+"""Seconds for which a fork waits for the end of what each thread does with its connection."""
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+_guards: list[threading.Lock] = []
+"""Held by the forking thread until the fork is done."""
+_locks_unknown: set[tuple[int, int]] = set()
+"""Device and inode of each file on which this process inherited a connection that could not be closed."""
+
+
+def _pause_users() -> None:
+    _open_files_lock.acquire()
+    guards = {connection.guard for connection in _connections if connection.guard is not None}
+    _guards.extend(guard for guard in guards if guard.acquire(timeout=_FORK_PATIENCE))
+
+
+def _let_users_go_on() -> None:
+    while _guards:
+        _guards.pop().release()
+    _open_files_lock.release()
+
+
+def _close_inherited() -> None:
+    """In a forked child, close the parent's connections.
+
+    While one is open, SQLite counts the parent's locks on the file, which the child does not have, as the child's. It
+    would then take none for its own connections, so another process could delete a WAL with acknowledged tasks of the
+    child. No connection is in use or in a transaction here, so the close writes nothing.
+    """
+    for connection in _connections:
+        with suppress(sqlite3.ProgrammingError, OSError):  # it is closed already, or the file is gone
+            if connection.guard in _guards and not connection.in_transaction:
+                sqlite3.Connection.close(connection)
+            else:
+                status = os.stat(connection.path)
+                _locks_unknown.add((status.st_dev, status.st_ino))
+    _connections.clear()
+    _let_users_go_on()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_pause_users, after_in_parent=_let_users_go_on, after_in_child=_close_inherited)
+
+
+# --- other libraries
 
 
 def refuse_other_libraries(path: str) -> None:

@@ -23,6 +23,7 @@ from bide.ports import Finding
 from bide.stores.sqlite.commit_watch import Notifier
 from bide.stores.sqlite.connection import (
     STOP_BYTES,
+    Connection,
     DiskReserve,
     connect,
     create_private,
@@ -129,7 +130,7 @@ class OpenFile:
             self._closing.close()
             raise translate(error, path, own=is_store) from error
 
-    def _connect(self, cache_kib: int, checkpoint_pages: int) -> sqlite3.Connection:
+    def _connect(self, cache_kib: int, checkpoint_pages: int) -> Connection:
         connection = connect(self.path, cache_kib=cache_kib, checkpoint_pages=checkpoint_pages)
         self._closing.callback(connection.close)
         return connection

@@ -42,6 +42,7 @@ from bide.stores.sqlite.commit_watch import Notifier
 from bide.stores.sqlite.connection import (
     PAGE,
     STOP_BYTES,
+    Connection,
     SharedFile,
     WriteLock,
     disk_bytes,
@@ -77,7 +78,7 @@ class Operation(Struct, eq=False):
 class _Thread:
     """A thread that owns a connection and runs operations until it is stopped."""
 
-    def __init__(self, path: str, connection: sqlite3.Connection, name: str) -> None:
+    def __init__(self, path: str, connection: Connection, name: str) -> None:
         self._path = path
         self._connection = connection
         self._queue: SimpleQueue[Operation | None] = SimpleQueue()
@@ -113,8 +114,9 @@ class _Thread:
 class Reader(_Thread):
     """Owns a connection that cannot write. `submit` may be called from any event loop."""
 
-    def __init__(self, path: str, connection: sqlite3.Connection) -> None:
+    def __init__(self, path: str, connection: Connection) -> None:
         connection.execute("PRAGMA query_only = ON")
+        self._guard = connection.guard = threading.Lock()
         super().__init__(path, connection, "reader")
 
     def submit(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> asyncio.Future[T]:
@@ -124,7 +126,8 @@ class Reader(_Thread):
     def _run(self) -> None:
         while (operation := self._queue.get()) is not None:
             try:
-                operation.result = self._read(operation)
+                with self._guard:
+                    operation.result = self._read(operation)
             except Exception as error:  # noqa: BLE001 - the caller gets it
                 operation.error = translate(error, self._path)
             _hand_back([operation])
@@ -146,7 +149,7 @@ class Writer(_Thread):
     def __init__(
         self,
         path: str,
-        connection: sqlite3.Connection,
+        connection: Connection,
         file: SharedFile,
         notifier: Notifier,
         *,
@@ -154,6 +157,7 @@ class Writer(_Thread):
         checkpointer: Checkpointer | None = None,
     ) -> None:
         self._lock = file.lock
+        connection.guard = file.lock.guard
         self._durable = file.synchronous.upper()
         self._synchronous = ""
         self._notifier = notifier
@@ -292,9 +296,7 @@ def resets_safely(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -
 class Checkpointer:
     """Owns a connection for checkpoints. Each writer calls `committed` after a commit."""
 
-    def __init__(
-        self, path: str, connection: sqlite3.Connection, lock: WriteLock, *, mark_first: bool | None = None
-    ) -> None:
+    def __init__(self, path: str, connection: Connection, lock: WriteLock, *, mark_first: bool | None = None) -> None:
         connection.execute("PRAGMA busy_timeout = 0")
         connection.execute("PRAGMA synchronous = NORMAL")
         size = disk_bytes(path)
@@ -303,6 +305,8 @@ class Checkpointer:
         self._lock = lock
         self._mark_first = not resets_safely() if mark_first is None else mark_first
         self._connection = connection
+        self._guard = connection.guard = threading.Lock()
+        """Held for what is done without the write lock."""
         self._kick = threading.Semaphore(0)
         self._closing = False
         self._busy = False
@@ -366,7 +370,8 @@ class Checkpointer:
         if self._mark_first:
             with self._lock:
                 self._mark()
-        _, pages, written = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        with self._guard:
+            _, pages, written = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         new = pages - self._wal_pages if pages >= self._wal_pages else pages
         if changes:
             measured = max(new - _OF_A_COMMIT * commits, 0) / changes

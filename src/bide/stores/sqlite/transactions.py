@@ -30,7 +30,16 @@ from bide.stores.batches import merge_earliest
 from bide.stores.driver_adapters import ConnectionSource, connection_source, pause
 from bide.stores.sql.transactions import ended, to_its_end
 from bide.stores.sqlite.commit_watch import Notifier
-from bide.stores.sqlite.connection import PATIENCE, DiskReserve, SharedFile, connect, is_busy, patiently, translate
+from bide.stores.sqlite.connection import (
+    PATIENCE,
+    Connection,
+    DiskReserve,
+    SharedFile,
+    connect,
+    is_busy,
+    patiently,
+    translate,
+)
 from bide.stores.sqlite.operations import Fault, UnitOfWork, Verbs, Write
 
 A = TypeVar("A")
@@ -110,7 +119,7 @@ class JoinedVerbs(Verbs):
 # --- a transaction on bide's connection
 
 
-class LentConnection(sqlite3.Connection):
+class LentConnection(Connection):
     """A connection inside a transaction that the borrower must not end."""
 
     _spent = False
@@ -178,15 +187,16 @@ class TransactionThread:
             raise translate(error, self._file.path) from error
 
     def begin(self) -> LentConnection:
+        self._file.shared.lock.acquire()
+        self._locked = True
         if self.connection is None:
             connection = connect(self._file.path, checkpoint_pages=self._file.checkpoint_pages, factory=LentConnection)
             assert isinstance(connection, LentConnection)
             connection.execute("PRAGMA busy_timeout = 0")
             connection.execute(f"PRAGMA synchronous = {self._file.shared.synchronous}")
             connection.set_authorizer(connection.note)
+            connection.guard = self._file.shared.lock.guard
             self.connection = connection
-        self._file.shared.lock.acquire()
-        self._locked = True
         patiently(self.connection, "BEGIN IMMEDIATE")
         self.connection.execute(f"SAVEPOINT {_MARK}")
         return self.connection
