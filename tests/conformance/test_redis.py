@@ -74,7 +74,7 @@ class TestRedisCluster(RedisSuite, StoreSuite):
     """The scripts are the same as on one server, so fewer races will do; what differs is the way to them."""
 
     exact_order: ClassVar[bool] = False
-    races: ClassVar[int] = 100
+    races: ClassVar[int] = 50
 
     @pytest.fixture(autouse=True)
     def _own_namespace(self, redis_cluster_url: str, redis_namespace: str) -> None:
