@@ -224,21 +224,6 @@ async def test_a_time_limit_rolls_back(place: Place) -> None:
     assert await place.run(f"SELECT id FROM {log_of(place)}") == []
 
 
-async def test_tasks_that_rows_became_are_delivered(place: Place) -> None:
-    app = await place.app()
-    delivered: list[str] = []
-
-    @app.handler("post.publish")
-    async def publish(task: Any) -> None:
-        delivered.append(task.key)
-
-    app.watch(place.source(), topic="post.publish")
-    await place.add_many(1, 120, now() - 5)
-    await emptied(app)
-    assert sorted(map(int, delivered)) == list(range(1, 121))
-    assert set((await place.states()).values()) == {(3, 1)}
-
-
 async def test_two_tables_do_not_wait_for_each_other(place: Place) -> None:
     if not place.holds_rows:
         pytest.skip("in a SQLite file one transaction keeps all others from writing")

@@ -116,20 +116,6 @@ async def test_a_row_that_fails_holds_up_nobody(
     assert await loop.run_once() == (0, None)
 
 
-async def test_what_the_database_refuses_costs_only_that_row(place: Place, clock: ManualClock) -> None:
-    app = await place.app(clock=clock)
-    app.watch(place.source(), retry="quick")
-    loop = await place.loop(app)
-    for number in range(1, 8):
-        await place.add(number, START - number, title="cursed" if number == 4 else "")
-    fired, wake = await loop.run_once()
-    assert fired == 7
-    assert wake is not None
-    states = await place.states()
-    assert states.pop(4) == (2, 0)
-    assert set(states.values()) == {(3, 1)}
-
-
 async def test_changes_that_leave_a_row_due_are_undone(
     place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
