@@ -157,32 +157,6 @@ async def test_firing_and_taking_back_at_once(place: Place) -> None:
     assert count in taken_back
 
 
-async def test_a_worker_that_is_killed_leaves_nothing_half_done(place: Place) -> None:
-    await place.add(1, now() - 1_000)
-    script = Path(__file__).parent / "stopped_worker.py"
-    command = [sys.executable, str(script), place.url, place.table, place.log]
-    process = await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        assert await asyncio.to_thread(process.stdout.readline) == b"within\n"
-        assert await place.states() == {1: (2, 0)}
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    finally:
-        process.kill()
-        process.communicate()
-    app = await place.app()
-    watch = app.watch(place.source())
-
-    @watch.handler
-    async def publish(row: Row) -> None:
-        await write(row, f"INSERT INTO {place.log} VALUES ({row.id})")
-
-    await emptied(app)
-    assert await place.states() == {1: (3, 1)}
-    assert await place.run(f"SELECT id FROM {place.log}") == [(1,)]
-
-
 async def test_a_handler_that_outlasts_the_drain_is_rolled_back(place: Place) -> None:
     app = await place.app(grace="50ms")
     watch = app.watch(place.source())
