@@ -10,5 +10,5 @@ pytest.register_assert_rewrite("bide.testing.store_suite", "bide.testing.store_m
 
 from bide.testing.store_suite import StoreSuite  # noqa: E402 - once its assertions are rewritten
 
-StoreSuite.races = int(os.environ.get("RACES", "200"))
-"""A fifth of what the suite plays by itself; `make proofs-long` plays all."""
+StoreSuite.races = int(os.environ.get("RACES", "100"))
+"""A tenth of what the suite plays by itself; `make proofs-long` plays all."""

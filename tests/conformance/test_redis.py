@@ -4,27 +4,20 @@ under Sentinel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 from zlib import crc32
 
 import pytest
-import redis
-from redis.cluster import RedisCluster
-from redis.sentinel import Sentinel
+from tests.servers.keyspace import client_of
 
 from bide.core.records import Ref
 from bide.stores.redis import RedisStore
-from bide.stores.redis.address import address_of
 from bide.stores.redis.layout import Layout
 from bide.testing.store_suite import StoreSuite
 from bide.testing.store_suite.base import SuiteBase
 from bide.testing.store_suite.capabilities import Announcing, Listening, Opening, Remembering
 from bide.testing.store_suite.verbs import Batches, OddInput
-
-Client = redis.Redis | RedisCluster
 
 
 class RedisSuite(SuiteBase):
@@ -46,11 +39,8 @@ class RedisSuite(SuiteBase):
     async def damage(self, tmp_path: Path, ref: Ref) -> None:
         layout = Layout(self.place(tmp_path), self.shards)
         bodies = layout.topic(layout.shard_of(*ref), ref.topic)[0].decode()
-        with self.client() as client:
+        with client_of(self.url) as client:
             client.hset(bodies, ref.key, b"\xff\xfe")
-
-    def client(self) -> AbstractContextManager[Client]:
-        return redis.Redis.from_url(self.url)
 
 
 class OneServer(RedisSuite):
@@ -74,15 +64,11 @@ class TestRedisCluster(RedisSuite, StoreSuite):
     """The scripts are the same as on one server, so fewer races will do; what differs is the way to them."""
 
     exact_order: ClassVar[bool] = False
-    races: ClassVar[int] = 100
+    races: ClassVar[int] = 50
 
     @pytest.fixture(autouse=True)
     def _own_namespace(self, redis_cluster_url: str, redis_namespace: str) -> None:
         self.url, self.namespace = redis_cluster_url, redis_namespace
-
-    def client(self) -> AbstractContextManager[Client]:
-        host, port = address_of(self.url).hosts[0]
-        return RedisCluster(host=host, port=port)
 
 
 class TestRedisSentinel(RedisSuite, Batches, OddInput, Opening, Listening, Announcing, Remembering):
@@ -93,15 +79,3 @@ class TestRedisSentinel(RedisSuite, Batches, OddInput, Opening, Listening, Annou
     @pytest.fixture(autouse=True)
     def _own_namespace(self, redis_sentinel_url: str, redis_namespace: str) -> None:
         self.url, self.namespace = redis_sentinel_url, redis_namespace
-
-    @contextmanager
-    def client(self) -> Iterator[Client]:
-        address = address_of(self.url)
-        untyped: Any = Sentinel  # redis-py leaves it so
-        watching = untyped(list(address.hosts))
-        try:
-            with watching.master_for(address.service) as client:
-                yield client
-        finally:
-            for one in watching.sentinels:
-                one.close()

@@ -56,20 +56,17 @@ def test_sqlite_answers_as_it_must(fast_place: Path) -> None:
     def subject() -> Store:
         return SqliteStore(str(fast_place / f"{next(files)}.db"), synchronous="normal")
 
-    assert play(subject, games=65 * GAMES, moves=100) >= 5_000 * GAMES
+    assert play(subject, games=40 * GAMES, moves=100) >= 2_600 * GAMES
 
 
 @pytest.mark.parametrize(
     ("servers", "shards", "games", "least"),
-    [
-        ("redis_url", 1, 60, 4_000), ("redis_url", 16, 60, 4_000), ("redis_cluster_url", 16, 25, 1_600),
-        ("redis_sentinel_url", 16, 25, 1_600),
-    ],
-)  # fmt: skip
+    [("redis_url", 1, 40, 2_600), ("redis_url", 16, 40, 2_600), ("redis_cluster_url", 16, 25, 1_600)],
+)
 def test_redis_answers_as_it_must(
     request: pytest.FixtureRequest, redis_namespace: str, servers: str, shards: int, games: int, least: int
 ) -> None:
-    """Each game in a namespace of its own."""
+    """Each game in a namespace of its own. Sentinels only say where that one server is: for them the suite will do."""
     url: str = request.getfixturevalue(servers)
     played = count()
 

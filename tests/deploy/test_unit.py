@@ -94,15 +94,6 @@ def test_it_is_not_started_again_where_that_would_not_help(unit: dict[str, list[
     assert one(unit, "StartLimitIntervalSec") == "0", "a store that is away may be so for long"
 
 
-def test_it_may_do_little_else(unit: dict[str, list[str]]) -> None:
-    for name in ("DynamicUser", "NoNewPrivileges", "ProtectHome", "PrivateTmp", "PrivateDevices", "RestrictNamespaces"):
-        assert one(unit, name) == "yes"
-    assert one(unit, "ProtectSystem") == "strict"
-    assert one(unit, "StateDirectory") == "bide"
-    assert one(unit, "CapabilityBoundingSet") == ""
-    assert set(one(unit, "RestrictAddressFamilies").split()) == {"AF_UNIX", "AF_INET", "AF_INET6"}
-
-
 def analyzed(deploy: Path, name: str, tmp_path: Path, *arguments: str) -> Ended:
     """What systemd-analyze says of the unit, with a program that exists here."""
     text = (deploy / name).read_text(encoding="utf-8")

@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.lab.playing import FAR, Company, Effects, die, setting_of
+from tests.lab.conftest import Plays
+from tests.lab.playing import FAR, Effects, die, setting_of
 from tests.waiting import pause, until
 
 from bide_lab.strategies.brokers.s09_delay_levels import LEVELS, DelayLevels, level_for
@@ -46,11 +47,9 @@ def test_the_level_is_the_largest_not_above_the_rest() -> None:
     assert level_for(0) == 1, "what is shorter than every level waits for the smallest"
 
 
-async def test_a_message_that_its_row_does_not_want_is_dropped_when_it_arrives(
-    rabbitmq_url: str, tmp_path: Path
-) -> None:
+async def test_a_message_that_its_row_does_not_want_is_dropped_when_it_arrives(playing: Plays) -> None:
     """A task that is moved or cancelled leaves its message behind."""
-    async with Company(DelayLevels, setting_of(DelayLevels, {"rabbitmq": rabbitmq_url}, tmp_path)) as company:
+    async with playing(DelayLevels) as company:
         client, consumer, effects, due = company.client, await company.another(), Effects(), now()
         await client.schedule([Item(key, due) for key in ("moved", "cancelled", "kept")])
         assert await client.reschedule(Item("moved", due + 1))
@@ -68,8 +67,8 @@ async def test_a_message_that_its_row_does_not_want_is_dropped_when_it_arrives(
     assert {key: len(times) for key, times in effects.at.items()} == {"kept": 1, "moved": 1}
 
 
-async def test_a_long_delay_at_the_head_holds_up_the_short_ones_behind_it(rabbitmq_url: str, tmp_path: Path) -> None:
-    async with Company(OneQueue, setting_of(OneQueue, {"rabbitmq": rabbitmq_url}, tmp_path)) as company:
+async def test_a_long_delay_at_the_head_holds_up_the_short_ones_behind_it(playing: Plays) -> None:
+    async with playing(OneQueue) as company:
         effects = Effects()
         await company.start(effects)
         await company.client.schedule([Item("before", now())])
@@ -81,8 +80,8 @@ async def test_a_long_delay_at_the_head_holds_up_the_short_ones_behind_it(rabbit
     assert list(effects.at) == ["before"]
 
 
-async def test_a_queue_for_each_delay_cures_that_and_goes_away_with_it(rabbitmq_url: str, tmp_path: Path) -> None:
-    async with Company(QueuePerDelay, setting_of(QueuePerDelay, {"rabbitmq": rabbitmq_url}, tmp_path)) as company:
+async def test_a_queue_for_each_delay_cures_that_and_goes_away_with_it(playing: Plays) -> None:
+    async with playing(QueuePerDelay) as company:
         client, effects = company.client, Effects()
         [consumer] = await company.start(effects)
         await client.schedule([Item("long", now() + FAR)])
@@ -96,11 +95,11 @@ async def test_a_queue_for_each_delay_cures_that_and_goes_away_with_it(rabbitmq_
 
 
 async def test_a_consumer_whose_connection_is_closed_can_be_cancelled(
-    rabbitmq_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, playing: Plays
 ) -> None:
     """The client would wait for ever for a connection to say goodbye on."""
     monkeypatch.setattr("bide_lab.strategies.brokers.broker._GOODBYE", 0.05)
-    async with Company(DelayLevels, setting_of(DelayLevels, {"rabbitmq": rabbitmq_url}, tmp_path)) as company:
+    async with playing(DelayLevels) as company:
         effects, one = Effects(), await company.another()
         [consumer] = await company.start(effects, one=one)
         await company.client.schedule([Item("k", now())])

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lab.playing import Company, Effects, die, setting_of
+from tests.lab.conftest import Plays
+from tests.lab.playing import Effects, die, setting_of
 from tests.waiting import forever, until
 
 from bide_lab.journal import Firing
@@ -32,16 +33,16 @@ def test_a_rule_at_half_past_two_follows_the_wall_clock(day: tuple[int, int], ru
 
 
 @pytest.mark.parametrize("strategy", [EveryHost, TwoBeats])
-async def test_two_of_them_do_each_run_twice(strategy: type[Recurrent], redis_url: str, tmp_path: Path) -> None:
-    async with Company(strategy, setting_of(strategy, {"redis": redis_url}, tmp_path, minute=0.3)) as company:
+async def test_two_of_them_do_each_run_twice(strategy: type[Recurrent], playing: Plays) -> None:
+    async with playing(strategy, minute=0.3) as company:
         runs = Runs()
         await company.start(runs, *strategy.roles, strategy.roles[0])
         await until(lambda: any(len(times) == 2 for times in runs.at.values()), "an instant with two runs")
 
 
 @pytest.mark.parametrize("still", [False, True], ids=["dead", "standing still"])
-async def test_a_lock_outlives_its_leader_or_ends_unnoticed(still: bool, redis_url: str, tmp_path: Path) -> None:
-    async with Company(LeaderLock, setting_of(LeaderLock, {"redis": redis_url}, tmp_path, minute=0.2)) as company:
+async def test_a_lock_outlives_its_leader_or_ends_unnoticed(still: bool, playing: Plays) -> None:
+    async with playing(LeaderLock, minute=0.2) as company:
         before, after, leader = Runs(), Runs(), await company.another()
         if still:
             leader._keep = forever  # type: ignore[method-assign]
@@ -64,8 +65,8 @@ async def is_taken_for_dead(node: AtMostOnce, by: AtMostOnce) -> None:
 
 
 @pytest.mark.parametrize("strategy", [AtMostOnce, RequestsRecovery])
-async def test_what_a_node_had_begun_is_lost(strategy: type[AtMostOnce], postgres_url: str, tmp_path: Path) -> None:
-    async with Company(strategy, setting_of(strategy, {"postgres": postgres_url}, tmp_path, minute=600.0)) as company:
+async def test_what_a_node_had_begun_is_lost(strategy: type[AtMostOnce], playing: Plays) -> None:
+    async with playing(strategy, minute=600.0) as company:
         first: Any = company.client
         second: Any = await company.another()
         due = first.nominal(now())
@@ -93,8 +94,8 @@ async def test_what_a_node_had_begun_is_lost(strategy: type[AtMostOnce], postgre
         assert bool(recovered) is strategy.recovers
 
 
-async def test_a_beat_sends_what_its_file_does_not_know_of(redis_url: str, tmp_path: Path) -> None:
-    async with Company(OneBeat, setting_of(OneBeat, {"redis": redis_url}, tmp_path, minute=600.0)) as company:
+async def test_a_beat_sends_what_its_file_does_not_know_of(tmp_path: Path, playing: Plays) -> None:
+    async with playing(OneBeat, minute=600.0) as company:
         path = tmp_path / "beat-schedule"
         for _ in range(2):
             path.write_text("1")  # as a beat left it that was killed very many periods ago

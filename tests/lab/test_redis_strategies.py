@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
+from tests.lab.conftest import Plays
 from tests.lab.playing import FAR, Company, Effects, Held, die, setting_of
 from tests.waiting import forever, pause, until
 
@@ -18,25 +18,14 @@ from bide_lab.strategies.zsets.s04_zset_poll import RemoveAfter, RemoveBefore, R
 from bide_lab.strategies.zsets.s05_zset_shards import HashedShards, WeightedShards
 from bide_lab.strategies.zsets.s06_bucket_queue import BucketAndReady
 from bide_lab.strategies.zsets.s07_head_publish import HeadPublish
-from bide_lab.strategy import Item, Strategy, now
+from bide_lab.strategy import Item, now
 from bide_proofs.servers.redis import RedisServer
 
-S = TypeVar("S", bound=Strategy)
 _LOOKS = "what must not fire has the time to"
 
 
-@pytest.fixture
-def company(redis_url: str, tmp_path: Path) -> Any:
-    """Of a strategy, on the shared server."""
-
-    def made(strategy: type[S], **options: float) -> Company[S]:
-        return Company(strategy, setting_of(strategy, {"redis": redis_url}, tmp_path, options=options))
-
-    return made
-
-
-async def test_two_pollers_do_what_is_removed_after_it_is_done(company: Any) -> None:
-    async with company(RemoveAfter) as all_of_them:
+async def test_two_pollers_do_what_is_removed_after_it_is_done(playing: Plays) -> None:
+    async with playing(RemoveAfter) as all_of_them:
         both = Held()
         await all_of_them.start(both)
         await all_of_them.start(both)
@@ -44,8 +33,8 @@ async def test_two_pollers_do_what_is_removed_after_it_is_done(company: Any) -> 
         await until(lambda: len(both.at.get("k", ())) == 2, "both of them")
 
 
-async def test_a_poller_that_dies_takes_with_it_what_it_had_removed(company: Any) -> None:
-    async with company(RemoveBefore) as all_of_them:
+async def test_a_poller_that_dies_takes_with_it_what_it_had_removed(playing: Plays) -> None:
+    async with playing(RemoveBefore) as all_of_them:
         held = Held()
         [first] = await all_of_them.start(held)
         client: RemoveBefore = all_of_them.client
@@ -57,8 +46,8 @@ async def test_a_poller_that_dies_takes_with_it_what_it_had_removed(company: Any
     assert len(held.at) == 1
 
 
-async def test_one_slow_task_holds_up_all_others(company: Any) -> None:
-    async with company(SmallestOnly) as all_of_them:
+async def test_one_slow_task_holds_up_all_others(playing: Plays) -> None:
+    async with playing(SmallestOnly) as all_of_them:
         held = Held()
         await all_of_them.start(held)
         await all_of_them.client.schedule([Item("a", now()), Item("b", now())])
@@ -70,7 +59,7 @@ async def test_one_slow_task_holds_up_all_others(company: Any) -> None:
 
 
 async def test_what_is_added_between_looking_and_removing_is_removed_undone(
-    company: Any, monkeypatch: pytest.MonkeyPatch
+    playing: Plays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = RemoveRange.due_until
 
@@ -81,7 +70,7 @@ async def test_what_is_added_between_looking_and_removing_is_removed_undone(
         return found
 
     monkeypatch.setattr(RemoveRange, "due_until", add_after)
-    async with company(RemoveRange) as all_of_them:
+    async with playing(RemoveRange) as all_of_them:
         effects, client = Effects(), all_of_them.client
         await client.schedule([Item("first", now())])
         await all_of_them.start(effects)
@@ -92,10 +81,10 @@ async def test_what_is_added_between_looking_and_removing_is_removed_undone(
 
 
 async def test_the_shards_of_a_poller_that_dies_stand_still_until_its_locks_end(
-    company: Any, monkeypatch: pytest.MonkeyPatch
+    playing: Plays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bide_lab.strategies.zsets.s05_zset_shards._LOCK", 600.0)
-    async with company(HashedShards) as all_of_them:
+    async with playing(HashedShards) as all_of_them:
         effects, client = Effects(), all_of_them.client
         locks = [client.key(f"lock:{shard}") for shard in range(4)]
 
@@ -114,7 +103,7 @@ async def test_the_shards_of_a_poller_that_dies_stand_still_until_its_locks_end(
 
 
 async def test_a_large_call_fills_one_shard_and_weights_prefer_the_others(
-    company: Any, monkeypatch: pytest.MonkeyPatch
+    playing: Plays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = []
 
@@ -123,7 +112,7 @@ async def test_a_large_call_fills_one_shard_and_weights_prefer_the_others(
         return [shards[0]]
 
     monkeypatch.setattr(random, "choices", choices)
-    async with company(WeightedShards) as all_of_them:
+    async with playing(WeightedShards) as all_of_them:
         client: WeightedShards = all_of_them.client
         for _ in range(2):
             await client.schedule([Item(f"{len(given)}-{number}", now() + FAR) for number in range(9)])
@@ -131,8 +120,8 @@ async def test_a_large_call_fills_one_shard_and_weights_prefer_the_others(
     assert given == [[1.0] * 4, [0.1, 1.0, 1.0, 1.0]]
 
 
-async def test_a_reserved_job_whose_worker_died_is_ready_again_after_its_time_to_run(company: Any) -> None:
-    async with company(BucketAndReady, hold=600) as all_of_them:
+async def test_a_reserved_job_whose_worker_died_is_ready_again_after_its_time_to_run(playing: Plays) -> None:
+    async with playing(BucketAndReady, options={"hold": 600}) as all_of_them:
         held, effects, client = Held(), Effects(), all_of_them.client
         _, worker = await all_of_them.start(held)
         await client.schedule([Item("only", now())])
@@ -148,8 +137,8 @@ async def test_a_reserved_job_whose_worker_died_is_ready_again_after_its_time_to
         await all_of_them.until_fired(effects, "only")
 
 
-async def test_what_a_consumer_has_popped_dies_with_it(company: Any) -> None:
-    async with company(HeadPublish) as all_of_them:
+async def test_what_a_consumer_has_popped_dies_with_it(playing: Plays) -> None:
+    async with playing(HeadPublish) as all_of_them:
         held, client = Held(), all_of_them.client
         [first] = await all_of_them.start(held)
         await client.schedule([Item("k", now())])
@@ -158,8 +147,8 @@ async def test_what_a_consumer_has_popped_dies_with_it(company: Any) -> None:
         assert [key async for key in client.redis.scan_iter(match=client.key("*"))] == []
 
 
-async def test_all_listeners_look_at_once_one_of_them_for_something(company: Any) -> None:
-    async with company(HeadPublish) as all_of_them:
+async def test_all_listeners_look_at_once_one_of_them_for_something(playing: Plays) -> None:
+    async with playing(HeadPublish) as all_of_them:
         effects, two = Effects(), [await all_of_them.another() for _ in range(2)]
 
         def looks() -> list[float]:
@@ -174,9 +163,9 @@ async def test_all_listeners_look_at_once_one_of_them_for_something(company: Any
 
 
 async def test_a_subscription_that_is_dropped_unnoticed_stops_delivery(
-    company: Any, monkeypatch: pytest.MonkeyPatch
+    playing: Plays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with company(HeadPublish) as all_of_them:
+    async with playing(HeadPublish) as all_of_them:
         effects = Effects()
         with monkeypatch.context() as dropped:
             dropped.setattr(HeadPublish, "_listen", lambda _: forever())
@@ -206,9 +195,9 @@ async def test_what_expires_while_no_listener_is_there_is_never_told(tmp_path: P
             assert await client.redis.exists(client.key("body:k")), "its body is left behind"
 
 
-async def test_a_task_due_later_than_the_time_out_is_held_several_times(company: Any) -> None:
+async def test_a_task_due_later_than_the_time_out_is_held_several_times(playing: Plays) -> None:
     """Each of those is done in the end."""
-    async with company(InMemoryEta, hold=0.2) as all_of_them:
+    async with playing(InMemoryEta, options={"hold": 0.2}) as all_of_them:
         one = await all_of_them.another()
         await all_of_them.client.schedule([Item("k", now() + FAR)])
         await all_of_them.start(Effects(), one=one)
@@ -216,10 +205,10 @@ async def test_a_task_due_later_than_the_time_out_is_held_several_times(company:
 
 
 async def test_what_a_killed_worker_held_comes_only_after_the_time_out(
-    company: Any, monkeypatch: pytest.MonkeyPatch
+    playing: Plays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that ends in order gives back what it holds; one that is killed does not."""
-    async with company(InMemoryEta, hold=600) as all_of_them:
+    async with playing(InMemoryEta, options={"hold": 600}) as all_of_them:
         client, killed = all_of_them.client, await all_of_them.another()
         monkeypatch.setattr(killed, "_give_back", lambda _: pause(0, why="it is killed"))
         await client.schedule([Item("k", now() + 100)])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.lab.playing import FAR, Company, Effects, Held, die, setting_of
+from tests.lab.conftest import Plays
+from tests.lab.playing import FAR, Effects, Held, die
 from tests.waiting import until
 
 from bide_lab.strategies.scans import s01_table_scan, s02_cron_batch
@@ -21,9 +21,9 @@ KEYS = [f"k{number}" for number in range(120)]
 
 
 async def test_what_is_older_than_the_window_is_never_published(
-    mysql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, playing: Plays
 ) -> None:
-    async with Company(Serial, setting_of(Serial, {"mysql": mysql_url}, tmp_path, minute=60.0)) as company:
+    async with playing(Serial, minute=60.0) as company:
         scanner, effects, due = company.client, Effects(), now()
         await scanner.schedule([Item("old", due), Item("within", due + 1)])
         for at in (due - 1, due + 300_001):
@@ -32,8 +32,8 @@ async def test_what_is_older_than_the_window_is_never_published(
     assert list(effects.at) == ["within"]
 
 
-async def test_two_scanners_look_at_the_same_posts_and_publish_each_once(mysql_url: str, tmp_path: Path) -> None:
-    async with Company(Serial, setting_of(Serial, {"mysql": mysql_url}, tmp_path, minute=600.0)) as company:
+async def test_two_scanners_look_at_the_same_posts_and_publish_each_once(playing: Plays) -> None:
+    async with playing(Serial, minute=600.0) as company:
         effects, both = Effects(), [await company.another() for _ in range(2)]
         await company.client.schedule([Item(key, now()) for key in KEYS])
         [blog] = company.client.blogs
@@ -47,7 +47,7 @@ async def test_two_scanners_look_at_the_same_posts_and_publish_each_once(mysql_u
 
 
 async def test_a_batch_does_all_that_is_due_and_waits_for_its_next_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, playing: Plays
 ) -> None:
     """A task that comes due a moment after a turn is late by a whole period: only the next turn asks for it."""
     turns: list[int] = []
@@ -60,7 +60,7 @@ async def test_a_batch_does_all_that_is_due_and_waits_for_its_next_turn(
 
     present, effects = [now()], Effects()
     monkeypatch.setattr(s02_cron_batch, "now", lambda: present[-1])
-    async with Company(Hourly, setting_of(Hourly, {}, tmp_path)) as company:
+    async with playing(Hourly) as company:
         first = present[0] + 3_600_000
         await company.client.schedule([Item("late", first + 1), *(Item(key, first) for key in KEYS)])
         monkeypatch.setattr("bide_lab.strategy.asyncio", SimpleNamespace(sleep=turn))
@@ -69,8 +69,8 @@ async def test_a_batch_does_all_that_is_due_and_waits_for_its_next_turn(
     assert turns == [0, len(KEYS), len(KEYS) + 1]
 
 
-async def test_what_a_dead_worker_had_claimed_is_done_by_the_next(postgres_url: str, tmp_path: Path) -> None:
-    async with Company(SkipLocked, setting_of(SkipLocked, {"postgres": postgres_url}, tmp_path)) as company:
+async def test_what_a_dead_worker_had_claimed_is_done_by_the_next(playing: Plays) -> None:
+    async with playing(SkipLocked) as company:
         held, effects = Held(), Effects()
         await company.client.schedule([Item(key, now()) for key in KEYS[:30]])
         first = asyncio.create_task((await company.another()).claim(held))  # of a worker, several may share the tasks
@@ -95,8 +95,8 @@ class Unvacuumed(SkipLocked):
         await self.pool.execute(f"ALTER TABLE {self.tasks} SET (autovacuum_enabled = off)")
 
 
-async def test_what_is_moved_or_done_leaves_dead_rows(postgres_url: str, tmp_path: Path) -> None:
-    async with Company(Unvacuumed, setting_of(Unvacuumed, {"postgres": postgres_url}, tmp_path)) as company:
+async def test_what_is_moved_or_done_leaves_dead_rows(playing: Plays) -> None:
+    async with playing(Unvacuumed) as company:
         client = company.client
         await client.schedule([Item(key, now() + FAR) for key in KEYS[:30]])
         for key in KEYS[:30]:

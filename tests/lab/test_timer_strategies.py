@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.lab.playing import FAR, Company, Effects, named, setting_of
+from tests.lab.conftest import Plays
+from tests.lab.playing import FAR, Effects, named, setting_of
 from tests.waiting import not_before, pause
 
 from bide_lab.strategies.timers.s12_heap_wait import HeapWait
@@ -110,9 +111,9 @@ def test_never_early_and_at_most_a_step_late(kind: str, operations: list[tuple[s
 
 
 @pytest.mark.parametrize("strategy", [LazyRing, WholeScan, TimerEach], ids=named)
-async def test_a_packet_puts_the_time_out_off(strategy: type[IdleConnections], tmp_path: Path) -> None:
+async def test_a_packet_puts_the_time_out_off(strategy: type[IdleConnections], playing: Plays) -> None:
     """Of the published ring see the next test."""
-    async with Company(strategy, setting_of(strategy, {}, tmp_path, minute=0.6)) as company:
+    async with playing(strategy, minute=0.6) as company:
         connections, effects = company.client, Effects()
         await company.start(effects)
         touched = {key: time.time_ns() for key in ("silent", "talking", "closed", "thrown-out")}
@@ -160,9 +161,9 @@ async def test_everything_that_is_measured_comes_due_once(strategy: type[Strateg
 # threads
 
 
-async def test_one_slow_task_holds_up_all_others_in_the_one_thread_that_there_is(tmp_path: Path) -> None:
+async def test_one_slow_task_holds_up_all_others_in_the_one_thread_that_there_is(playing: Plays) -> None:
     effects = Blocked()
-    async with Company(HeapWait, setting_of(HeapWait, {}, tmp_path)) as company:
+    async with playing(HeapWait) as company:
         await company.start(effects)
         await company.client.schedule([Item("a", now() - 2), Item("b", now() - 1)])
         await company.until_fired(effects, "a")
@@ -172,15 +173,15 @@ async def test_one_slow_task_holds_up_all_others_in_the_one_thread_that_there_is
         await company.until_fired(effects, "b")
 
 
-async def test_every_waiting_task_is_a_thread(tmp_path: Path) -> None:
-    async with Company(ThreadEach, setting_of(ThreadEach, {}, tmp_path)) as company:
+async def test_every_waiting_task_is_a_thread(playing: Plays) -> None:
+    async with playing(ThreadEach) as company:
         await company.client.schedule([Item(key, now() + FAR) for key in keys_of(50)])
         assert sum(isinstance(one, threading.Timer) for one in threading.enumerate()) == 50
 
 
-async def test_as_many_slow_tasks_as_there_are_threads_hold_up_all_others(tmp_path: Path) -> None:
+async def test_as_many_slow_tasks_as_there_are_threads_hold_up_all_others(playing: Plays) -> None:
     effects, slow = Blocked(), keys_of(POOL, "slow")
-    async with Company(Pooled, setting_of(Pooled, {}, tmp_path)) as company:
+    async with playing(Pooled) as company:
         await company.start(effects)
         await company.client.schedule([Item(key, now()) for key in slow])
         await company.until_fired(effects, *slow)

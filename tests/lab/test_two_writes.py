@@ -8,22 +8,17 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lab.playing import FAR, Company, Effects, die, named, setting_of
+from tests.lab.conftest import Plays
+from tests.lab.playing import FAR, Effects, die, named
 from tests.waiting import until
 
 from bide_lab.strategies.bide.s24_bide import OnPostgres
 from bide_lab.strategies.writes.s19_two_writes import Async, NoCare, NoTimer, OneTransaction, Open, Outbox, Sync
 from bide_lab.strategy import Item, now
 from bide_proofs.servers.process import free_port
-
-
-@pytest.fixture
-def urls(postgres_url: str, redis_url: str) -> dict[str, str]:
-    return {"postgres": postgres_url, "redis": redis_url}
 
 
 async def death(*_: Any) -> None:
@@ -42,10 +37,10 @@ async def count(one: NoCare, table: str) -> int:
 
 @pytest.mark.parametrize("strategy", [NoCare, Sync, Async], ids=named)
 async def test_a_death_between_the_two_writes_leaves_an_order_without_a_timer(
-    strategy: type[NoCare], urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strategy: type[NoCare], playing: Plays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(strategy, "set_timers", death)
-    async with Company(strategy, setting_of(strategy, urls, tmp_path)) as company:
+    async with playing(strategy) as company:
         with pytest.raises(asyncio.CancelledError):
             await company.client.schedule([Item("1", 7)])
         assert await company.client.committed() == {"1": 7}
@@ -53,20 +48,20 @@ async def test_a_death_between_the_two_writes_leaves_an_order_without_a_timer(
         assert strategy is not Async or await count(company.client, "failed") == 0
 
 
-async def test_a_death_before_the_commit_leaves_a_timer_without_an_order(urls: dict[str, str], tmp_path: Path) -> None:
+async def test_a_death_before_the_commit_leaves_a_timer_without_an_order(playing: Plays) -> None:
     class Dies(Open):
         async def set_timers(self, items: Sequence[Item]) -> None:
             await super().set_timers(items)
             await death()
 
-    async with Company(Dies, setting_of(Open, urls, tmp_path)) as company:
+    async with playing(Dies) as company:
         with pytest.raises(asyncio.CancelledError):
             await company.client.schedule([Item("1", now())])
         assert await company.client.committed() == {}
         assert await timers(company.client) == [b"1"]
 
 
-async def test_a_relay_that_dies_before_its_commit_relays_again(urls: dict[str, str], tmp_path: Path) -> None:
+async def test_a_relay_that_dies_before_its_commit_relays_again(playing: Plays) -> None:
     class Dies(Outbox):
         dies = True
 
@@ -75,7 +70,7 @@ async def test_a_relay_that_dies_before_its_commit_relays_again(urls: dict[str, 
             if self.dies:
                 await death()
 
-    async with Company(Dies, setting_of(Outbox, urls, tmp_path)) as company:
+    async with playing(Dies) as company:
         client, effects = company.client, Effects()
         await client.schedule([Item("1", now())])
         assert (await count(client, "outbox"), await timers(client)) == (1, [])
@@ -91,7 +86,7 @@ async def test_a_relay_that_dies_before_its_commit_relays_again(urls: dict[str, 
 
 
 async def test_a_death_within_the_one_transaction_leaves_neither_order_nor_task(
-    urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    playing: Plays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule = OnPostgres.schedule
 
@@ -99,7 +94,7 @@ async def test_a_death_within_the_one_transaction_leaves_neither_order_nor_task(
         await schedule(self, items)
         await death()
 
-    async with Company(OneTransaction, setting_of(OneTransaction, urls, tmp_path)) as company:
+    async with playing(OneTransaction) as company:
         monkeypatch.setattr(OnPostgres, "schedule", dies)
         with pytest.raises(asyncio.CancelledError):
             await company.client.schedule([Item("1", now() + FAR)])
@@ -108,10 +103,10 @@ async def test_a_death_within_the_one_transaction_leaves_neither_order_nor_task(
 
 
 @asynccontextmanager
-async def without_redis(strategy: type[NoCare], urls: dict[str, str], folder: Path) -> AsyncIterator[NoCare]:
+async def without_redis(strategy: type[NoCare], playing: Plays) -> AsyncIterator[NoCare]:
     """Nobody listens where it expects Redis to be."""
-    real = setting_of(strategy, urls, folder)
-    async with Company(strategy, real) as company:
+    async with playing(strategy) as company:
+        real = company.client.setting
         astray = strategy(replace(real, urls={**real.urls, "redis": f"redis://127.0.0.1:{free_port()}/0"}))
         await astray.open()
         try:
@@ -122,23 +117,21 @@ async def without_redis(strategy: type[NoCare], urls: dict[str, str], folder: Pa
 
 
 @pytest.mark.parametrize(("strategy", "orders"), [(NoCare, {"1": 7}), (Sync, {}), (Open, {})], ids=named)
-async def test_without_redis_the_caller_is_told(
-    strategy: type[NoCare], orders: dict[str, int], urls: dict[str, str], tmp_path: Path
-) -> None:
-    async with without_redis(strategy, urls, tmp_path) as astray:
+async def test_without_redis_the_caller_is_told(strategy: type[NoCare], orders: dict[str, int], playing: Plays) -> None:
+    async with without_redis(strategy, playing) as astray:
         with pytest.raises(NoTimer, match="1 timers were not set"):
             await astray.schedule([Item("1", 7)])
         assert await astray.committed() == orders
 
 
-async def test_without_redis_the_daemon_raises_an_alarm_and_goes_on(urls: dict[str, str], tmp_path: Path) -> None:
-    async with without_redis(Async, urls, tmp_path) as astray:
+async def test_without_redis_the_daemon_raises_an_alarm_and_goes_on(playing: Plays, redis_url: str) -> None:
+    async with without_redis(Async, playing) as astray:
         await astray.schedule([Item("1", now() + FAR)])
         assert list(await astray.committed()) == ["1"]
         daemon = asyncio.create_task(astray.run("compensator", Effects()))
         try:
             await until(lambda: astray.counts().get("alarms"), "an alarm")
-            there = Async(replace(astray.setting, urls=urls)).redis_client()
+            there = Async(replace(astray.setting, urls={**astray.setting.urls, "redis": redis_url})).redis_client()
             astray.redis = await astray.closing.enter_async_context(there)
             await until(lambda: astray.counts().get("compensated"), "the second write")
         finally:

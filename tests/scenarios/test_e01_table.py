@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -70,6 +70,20 @@ async def test_it_appears_at_its_time_and_not_before(blog: Blog, passing: TimeMa
     assert blog.post == (PUBLISHED, 1)
     assert blog.appeared == [EIGHT]
     assert blog.database.execute("SELECT published FROM posts").fetchone() == ("2027-01-16T07:00:00.000+00:00",)
+
+
+@pytest.mark.parametrize(
+    ("evening", "hours"), [(datetime(2027, 3, 27, 20), "11h"), (datetime(2027, 10, 30, 20), "13h")],
+    ids=["spring", "autumn"],
+)  # fmt: skip
+async def test_eight_is_eight_on_the_author_s_clock_when_it_changes_overnight(
+    blog: Blog, bide_app: Bide, path: Path, evening: datetime, hours: str
+) -> None:
+    morning = (evening + timedelta(hours=12)).replace(tzinfo=BERLIN)
+    async with TimeMachine(bide_app, store=SqliteStore(path), start=evening.replace(tzinfo=BERLIN)) as machine:
+        blog.schedule(morning)
+        await machine.advance(hours)
+        assert blog.appeared == [morning]
 
 
 async def test_what_was_due_while_nobody_worked_appears_as_soon_as_somebody_does(

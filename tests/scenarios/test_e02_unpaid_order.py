@@ -100,14 +100,6 @@ async def test_a_payment_calls_off_what_is_left(
     assert not await file_time.waiting()
 
 
-async def test_a_payment_after_the_cancellation_is_refused(shop: Shop, file_time: TimeMachine) -> None:
-    await shop.place(1)
-    await file_time.advance("15m")
-    assert await shop.pay(1) == []
-    await file_time.advance("1d")
-    assert shop.orders == {1: ("closed", 1)}
-
-
 async def test_a_payment_while_the_cancellation_is_under_way_wins(shop: Shop, file_time: TimeMachine) -> None:
     answers: dict[str, str] = {}
 

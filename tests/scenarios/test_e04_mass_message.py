@@ -71,11 +71,3 @@ async def test_spread_over_a_window_instead_nobody_hears_it_twice(
     minutes = Counter((one.at - eight) // timedelta(minutes=1) for one in fired if one.attempt == 1)
     assert minutes == dict.fromkeys(range(10), PEOPLE // 10)
     assert gateway.heard == dict.fromkeys(range(PEOPLE), 1)
-
-
-async def test_called_off_as_a_group(bide_app: Bide, gateway: Gateway, bide_time: TimeMachine) -> None:
-    await bide_app.schedule_many(
-        gateway.send.new(Message(phone), key=str(phone), group="the sale", delay="1h") for phone in range(PEOPLE)
-    )
-    assert Counter(answer.result for answer in await bide_app.cancel_group("the sale")) == {"cancelled": PEOPLE}
-    assert await bide_time.advance("1d") == []

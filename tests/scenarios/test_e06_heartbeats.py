@@ -69,12 +69,3 @@ async def test_only_the_silent_go_offline(devices: Devices, bide_time: TimeMachi
     assert sorted(devices.offline) == list(range(50))
     await bide_time.advance("30s")
     assert sorted(devices.offline) == list(range(DEVICES))
-
-
-async def test_a_packet_after_that_brings_it_back(devices: Devices, bide_time: TimeMachine) -> None:
-    await devices.packet(1)
-    await bide_time.advance("1m")
-    await devices.packet(1)
-    assert [task.key for task in await bide_time.waiting()] == ["1"]
-    await bide_time.advance("1m")
-    assert devices.offline == [1, 1]

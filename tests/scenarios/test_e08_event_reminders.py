@@ -110,11 +110,3 @@ async def test_put_off_past_the_end_they_are_given_up(events: Events, bide_time:
     fired = await bide_time.advance("1d")
     assert [one.outcome for one in fired] == ["dead"] * VISITORS
     assert {one.at for one in fired} == {end - 2 * HOUR}, "known as soon as it is asked for"
-
-
-async def test_called_off_with_the_event(events: Events, bide_app: Bide, bide_time: TimeMachine) -> None:
-    await events.ends("concert", bide_time.now + 5 * HOUR)
-    await events.ends("fair", bide_time.now + 5 * HOUR)
-    await bide_app.cancel_group("concert")
-    await bide_time.advance("1d")
-    assert (events.count("concert"), events.count("fair")) == (0, VISITORS)

@@ -91,19 +91,3 @@ async def test_a_successor_waits_until_its_predecessor_is_done(imported: Import,
     await bide_time.advance("1h")
     assert imported.names == ["beforeload crane", "unload crane"]
     assert not imported.given_up
-
-
-async def test_other_devices_wait_for_nobody(imported: Import, bide_time: TimeMachine) -> None:
-    await imported.arrives("unload crane", "beforeload crane")
-    await imported.arrives("beforeload lift")
-    await imported.arrives("unload lift", "beforeload lift")
-    await bide_time.advance("1m")
-    assert imported.names == ["beforeload lift", "unload lift"]
-
-
-async def test_a_chain_comes_in_from_its_beginning(imported: Import, bide_time: TimeMachine) -> None:
-    for number in range(10, 0, -1):
-        await imported.arrives(str(number), str(number - 1))
-    await imported.arrives("0")
-    await bide_time.advance("15m")
-    assert imported.names == [str(number) for number in range(11)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-from redis import Redis, RedisCluster, Sentinel
-from redis.cluster import ClusterNode
+from bide.stores.redis.address import address_of
+from bide_bench.redis_server import connect
 
 
 def delete_keys(url: str, part: str) -> int:
@@ -28,21 +27,4 @@ def delete_by(client: Any, part: str) -> int:
 
 
 def client_of(url: str) -> Any:
-    split = urlsplit(url)
-    login, _, hosts = split.netloc.rpartition("@")
-    user, _, password = map(unquote, login.partition(":"))
-    addresses = [(host, int(port)) for host, _, port in (one.rpartition(":") for one in hosts.split(","))]
-    path = [part for part in split.path.split("/") if part]
-    given: dict[str, Any] = {"username": user or None, "password": password or None}
-    if split.scheme == "redis+cluster":
-        nodes = [ClusterNode(*one) for one in addresses]  # type: ignore[no-untyped-call]
-        return RedisCluster(startup_nodes=nodes, **given)
-    if split.scheme == "redis+sentinel":
-        watching = Sentinel(addresses)  # type: ignore[no-untyped-call]
-        try:
-            host, port = watching.discover_master(path[0])  # type: ignore[no-untyped-call]
-        finally:
-            for one in watching.sentinels:
-                one.close()
-        return Redis(host, port, db=int(path[1]), **given)
-    return Redis(*addresses[0], db=int(path[0]), **given)
+    return connect(address_of(url))

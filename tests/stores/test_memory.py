@@ -11,7 +11,7 @@ from bide.core.events import Event, EventKind
 from bide.core.instants import At
 from bide.core.records import Cancel, Filter, Lease, Move, Page, Record, Ref, State
 from bide.stores.memory import MemoryStore
-from bide.stores.memory.lines import NAMES, Line, Listings
+from bide.stores.memory.lines import NAMES, Listings
 from bide.testing.store_suite import base
 from bide.testing.store_suite.base import NOW, done, new
 from bide.timers import HeapTimer, HierarchicalWheel
@@ -136,31 +136,6 @@ def _record(key: str, wake_at: int) -> Record:
     return Record(
         key, key, "", None, State.WAITING, 0, wake_at, 0, 0, 0, 0, 0, None, b"", b"", None, None, 0, None, None
     )
-
-
-def test_a_line_gives_out_by_time_whatever_the_order_it_was_given() -> None:
-    wakes = [5, 9, 1, 7, 7, 2, 9, 0, 12, 3]
-    records = {str(number): _record(str(number), wake) for number, wake in enumerate(wakes)}
-    line = Line(records)
-    for record in records.values():
-        line.push(record)
-    given: list[int] = []
-    while (front := line.front()) is not None:
-        line.pop(front)
-        given.append(front.wake_at)
-    assert given == sorted(wakes)
-
-
-def test_a_line_passes_over_what_the_topic_no_longer_holds() -> None:
-    records = {key: _record(key, wake) for key, wake in (("a", 1), ("b", 5), ("c", 2), ("d", 3))}
-    line = Line(records)
-    for record in records.values():
-        line.push(record)
-    del records["a"]
-    records["c"] = _record("c", 9)
-    assert line.front() is records["d"]
-    line.clear_away(alive=0)
-    assert (len(line), line.front()) == (0, None)
 
 
 def test_a_listing_is_made_when_somebody_looks_and_dropped_when_nobody_does() -> None:

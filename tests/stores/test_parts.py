@@ -212,6 +212,7 @@ def test_it_is_a_sorted_list(
                 plain.remove(entry)
         assert list(chunks.after(())) == plain
         assert len(chunks) == len(plain)
+        assert all(chunks._chunks), "none is empty"
         assert list(chunks.after(bound)) == plain[bisect_right(plain, bound) :]
         assert chunks.rank(bound) == bisect_left(plain, bound)
 
@@ -224,23 +225,6 @@ def test_no_chunk_grows_too_long(step: int) -> None:
     assert max(map(len, chunks._chunks)) <= 16
     assert len(chunks._chunks) < 2_000 // 4
     assert list(chunks.after(())) == sorted((number * step % 10_007,) for number in range(2_000))
-
-
-def test_an_empty_one_has_no_chunk() -> None:
-    chunks = SortedChunks([("a",)])
-    assert chunks.discard(("a",))
-    assert not chunks.discard(("a",))
-    assert (len(chunks), chunks._chunks, chunks._lasts) == (0, [], [])
-    assert list(chunks.after(())) == []
-
-
-def test_what_lies_behind_a_last_entry_that_was_taken_out_is_found_and_missed_rightly() -> None:
-    chunks = SortedChunks([(number,) for number in range(8)], longest=4)
-    assert chunks.discard((1,))
-    assert not chunks.discard((1,))
-    assert not chunks.discard((99,))
-    chunks.add((1,))
-    assert list(chunks.after((0,))) == [(number,) for number in range(1, 8)]
 
 
 @pytest.mark.parametrize(

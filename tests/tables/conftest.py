@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from bide import Bide, Sql, TableSource
+from bide import Bide, Fixed, Sql, TableSource
 from bide.core.instants import Millis, as_datetime
 from bide.engine.delivery.tables import TableLoop
 from bide.stores.mysql.schema import SCHEMA as MYSQL_SCHEMA
@@ -36,6 +36,11 @@ class Place(ABC):
 
     def __init__(self) -> None:
         self.exits = AsyncExitStack()
+
+    @property
+    def log(self) -> str:
+        """A table beside it that handlers write into."""
+        return self.table.replace("posts", "log")
 
     @abstractmethod
     async def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -58,7 +63,7 @@ class Place(ABC):
 
     async def drop(self) -> None:
         """What `create` made: bide's tables stay there for others."""
-        for table in (self.table, self.table.replace("posts", "log")):
+        for table in (self.table, self.log):
             await self.run(f"DROP TABLE IF EXISTS {table} CASCADE")
 
     def source(self, **options: Any) -> TableSource:
@@ -109,10 +114,14 @@ class Place(ABC):
         self.exits.push_async_callback(loop.stop, 0)
         return loop
 
-    async def watched(self, clock: ManualClock, **options: Any) -> TableLoop:
-        """The loop over a source with these options."""
+    async def watched(
+        self, clock: ManualClock, handler: Any = None, *, concurrency: int = 1, **options: Any
+    ) -> TableLoop:
+        """The loop over a source with these options, whose rows rest for a minute after a failure."""
         app = await self.app(clock=clock)
-        app.watch(self.source(**options))
+        watch = app.watch(self.source(**options), retry=Fixed("1m", tries=9), concurrency=concurrency)
+        if handler is not None:
+            watch.handler(handler)
         return await self.loop(app)
 
 
@@ -179,7 +188,7 @@ class Postgres(OnServer):
             f"CREATE TABLE {self.table} (id bigint PRIMARY KEY, title text CHECK (title <> 'cursed' OR status < 3), "
             "status integer, due timestamptz, times integer DEFAULT 0, wall timestamp, stamp bigint)"
         )
-        await self.run(f"CREATE TABLE {self.own}.log (id bigint)")
+        await self.run(f"CREATE TABLE {self.log} (id bigint)")
         self.exits.push_async_callback(self.drop)
         if index:
             await self.run(f"CREATE INDEX posts_due ON {self.table} (due) WHERE status = 2")
@@ -233,7 +242,7 @@ class Mysql(OnServer):
             "times integer DEFAULT 0, wall datetime(3), stamp bigint, CHECK (title <> 'cursed' OR status < 3)"
             f"{indexes if index else ''})"
         )
-        await self.run(f"CREATE TABLE {self.own}.log (id bigint)")
+        await self.run(f"CREATE TABLE {self.log} (id bigint)")
         self.exits.push_async_callback(self.drop)
 
     async def keep(self, title: str) -> None:

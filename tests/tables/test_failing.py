@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from tests.tables.conftest import START, Place, Sqlite
 from tests.tables.writing import write
 
-from bide import BadInput, Bide, Dead, DeadRow, Defer, Done, Fixed, Retry, Row, Watch
+from bide import BadInput, Bide, Dead, DeadRow, Defer, Done, Retry, Row
 from bide.core.errors import StoreUnavailable
 from bide.ports import Raced
 from bide.testing.clock import ManualClock
@@ -20,33 +21,26 @@ from bide.testing.clock import ManualClock
 HOUR = 3_600_000
 
 
-def watched(app: Bide, place: Place, answer: Any = None, *, raised: bool = False, **options: Any) -> Watch:
-    """A watch whose handler gives `answer` for row 1, and writes before it does."""
-    watch = app.watch(place.source(**options), retry=Fixed("1m", tries=9))
+def answers(place: Place, answer: Any = None, *, raised: bool = False) -> Callable[[Row], Awaitable[Any]]:
+    """A handler that gives `answer` for row 1, and writes before it does."""
 
-    @watch.handler
     async def publish(row: Row) -> Any:
-        await write(row, f"INSERT INTO {place.table.replace('posts', 'log')} VALUES ({row.id})")
+        await write(row, f"INSERT INTO {place.log} VALUES ({row.id})")
         if row.id != 1:
             return None
         if raised:
             raise answer
         return answer
 
-    return watch
+    return publish
 
 
 @pytest.mark.parametrize("handled", [False, True])
 async def test_a_row_that_the_table_keeps_as_it_is_rests_and_is_named_once(
     place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture, handled: bool
 ) -> None:
-    app = await place.app(clock=clock)
     await place.keep("kept")
-    if handled:
-        watched(app, place)
-    else:
-        app.watch(place.source(), retry=Fixed("1m", tries=9))
-    loop = await place.loop(app)
+    loop = await place.watched(clock, answers(place) if handled else None)
     await place.add(1, START - HOUR, title="kept")
     for number in (2, 3):
         await place.add(number, START - number)
@@ -64,12 +58,8 @@ async def test_each_of_several_rows_that_the_table_keeps_is_counted(
     place: Place, clock: ManualClock, handled: bool
 ) -> None:
     """The look after such a row leaves out the others; else it would find nothing, and their counts were forgotten."""
-    app = await place.app(clock=clock)
     await place.keep("kept")
-    watch = app.watch(place.source(tries=3), retry=Fixed("1m", tries=9), concurrency=4)
-    if handled:
-        watch.handler(lambda row: None)
-    loop = await place.loop(app)
+    loop = await place.watched(clock, answers(place) if handled else None, concurrency=4, tries=3)
     for number in (1, 2, 3):
         await place.add(number, START - HOUR, title="kept")
     for _ in range(3):
@@ -80,17 +70,13 @@ async def test_each_of_several_rows_that_the_table_keeps_is_counted(
 
 async def test_failures_are_counted_while_the_loop_looks_for_other_rows(place: Place, clock: ManualClock) -> None:
     """With room for a second row the loop looks on while the first is retried."""
-    app = await place.app(clock=clock)
-    source = place.source(tries=3, dead={"status": 9})
-    watch = app.watch(source, retry=Fixed("1m", tries=9), concurrency=2)
     looked = asyncio.Event()
 
-    @watch.handler
     async def publish(row: Row) -> None:
         await looked.wait()
         raise ValueError("never")
 
-    loop = await place.loop(app)
+    loop = await place.watched(clock, publish, concurrency=2, tries=3, dead={"status": 9})
     await place.add(1, START - HOUR)
     for _ in range(3):
         looked.clear()
@@ -107,11 +93,7 @@ async def test_failures_are_counted_while_the_loop_looks_for_other_rows(place: P
 async def test_a_row_without_an_id_never_fires_and_holds_up_nobody(
     place: Place, clock: ManualClock, ids: Any, handled: bool
 ) -> None:
-    app = await place.app(clock=clock)
-    watch = app.watch(place.source(id=ids, columns=[]))
-    if handled:
-        watch.handler(lambda row: None)
-    loop = await place.loop(app)
+    loop = await place.watched(clock, (lambda row: None) if handled else None, id=ids, columns=[])
     for number in (1, 2, 3):
         await place.add(number, START - HOUR + number)
     await place.run(f"UPDATE {place.table} SET title = NULL WHERE id = 1")
@@ -140,15 +122,13 @@ async def test_more_than_a_thousand_rows_that_fail_hold_up_nobody(
 
 async def test_however_many_rows_are_left_out(place: Place, clock: ManualClock) -> None:
     count = 3_000
-    app = await place.app(clock=clock)
-    watch = app.watch(place.source())
-    loop = await place.loop(app)
+    loop = await place.watched(clock)
     await place.add_many(1, count, START - HOUR)
     skip = range(1, count)
     head = await loop._table.head(now=START, skip=skip)
     assert (head.due, head.id) == (START - HOUR, count)
     assert (await loop._table.head(now=START, skip=[*skip, count])).due is None
-    assert await loop._table.fire(now=START, limit=watch.source.page, skip=skip, new_task=None) == [count]
+    assert await loop._table.fire(now=START, limit=loop.watch.source.page, skip=skip, new_task=None) == [count]
 
 
 @pytest.mark.parametrize("raised", [False, True])
@@ -158,14 +138,12 @@ async def test_however_many_rows_are_left_out(place: Place, clock: ManualClock) 
 async def test_an_outcome_is_obeyed_and_publishes_nothing(
     place: Place, clock: ManualClock, outcome: Any, again: int, raised: bool
 ) -> None:
-    app = await place.app(clock=clock)
-    watched(app, place, outcome, raised=raised)
-    loop = await place.loop(app)
+    loop = await place.watched(clock, answers(place, outcome, raised=raised))
     await place.add(1, START - 2)
     await place.add(2, START - 1)
     assert (await loop.run_once())[1] == START + again
     assert await place.states() == {1: (2, 0), 2: (3, 1)}
-    assert await place.run(f"SELECT id FROM {place.table.replace('posts', 'log')}") == [(2,)]
+    assert await place.run(f"SELECT id FROM {place.log}") == [(2,)]
     assert loop.stats.failed == isinstance(outcome, Retry)
 
 
@@ -173,9 +151,7 @@ async def test_an_outcome_is_obeyed_and_publishes_nothing(
 async def test_an_answer_that_means_nothing_publishes_nothing(
     place: Place, clock: ManualClock, answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = await place.app(clock=clock)
-    watched(app, place, answer)
-    loop = await place.loop(app)
+    loop = await place.watched(clock, answers(place, answer))
     await place.add(1, START)
     await loop.run_once()
     assert await place.states() == {1: (2, 0)}
@@ -186,8 +162,6 @@ async def test_an_answer_that_means_nothing_publishes_nothing(
 async def test_a_row_handler_runs_to_its_end_however_it_is_wrapped(
     place: Place, clock: ManualClock, outer: str
 ) -> None:
-    app = await place.app(clock=clock)
-    watch = app.watch(place.source())
     ran: list[object] = []
 
     async def publish(row: Row) -> None:
@@ -201,8 +175,7 @@ async def test_a_row_handler_runs_to_its_end_however_it_is_wrapped(
     async def asynchronous(row: Row) -> None:
         await publish(row)
 
-    watch.handler(plain if outer == "plain" else asynchronous)
-    loop = await place.loop(app)
+    loop = await place.watched(clock, plain if outer == "plain" else asynchronous)
     await place.add(1, START)
     assert await loop.run_once() == (1, None)
     assert ran == [1]
@@ -210,9 +183,7 @@ async def test_a_row_handler_runs_to_its_end_however_it_is_wrapped(
 
 
 async def test_done_is_done(place: Place, clock: ManualClock) -> None:
-    app = await place.app(clock=clock)
-    watched(app, place, Done(), raised=True)
-    loop = await place.loop(app)
+    loop = await place.watched(clock, answers(place, Done(), raised=True))
     await place.add(1, START)
     assert await loop.run_once() == (1, None)
     assert await place.states() == {1: (3, 1)}
@@ -225,8 +196,6 @@ async def test_done_is_done(place: Place, clock: ManualClock) -> None:
 async def test_whatever_a_handler_raises_is_its_row_s(
     place: Place, clock: ManualClock, error: BaseException, plain: bool
 ) -> None:
-    app = await place.app(clock=clock)
-
     def publish(row: Row) -> None:
         if row.id == 1:
             raise error
@@ -234,8 +203,7 @@ async def test_whatever_a_handler_raises_is_its_row_s(
     async def publish_later(row: Row) -> None:
         publish(row)
 
-    app.watch(place.source(), retry=Fixed("1m", tries=9)).handler(publish if plain else publish_later)
-    loop = await place.loop(app)
+    loop = await place.watched(clock, publish if plain else publish_later)
     await place.add(1, START)
     await place.add(2, START)
     assert await loop.run_once() == (2, START + 60_000)
@@ -246,14 +214,10 @@ async def test_whatever_a_handler_raises_is_its_row_s(
 async def test_a_row_is_given_up_after_so_many_tries(
     place: Place, clock: ManualClock, caplog: pytest.LogCaptureFixture, handled: bool
 ) -> None:
-    app = await place.app(clock=clock)
-    if handled:
-        watch = watched(app, place, ValueError("never"), raised=True, tries=2)
-    else:
-        watch = app.watch(place.source(tries=2), retry=Fixed("1m", tries=9))
-    told: list[DeadRow] = []
+    handler = answers(place, ValueError("never"), raised=True) if handled else None
+    loop = await place.watched(clock, handler, tries=2)
+    watch, told = loop.watch, list[DeadRow]()
     watch.on_dead(told.append)
-    loop = await place.loop(app)
     await place.add(1, START - 5, title="cursed")
     await loop.run_once()
     assert watch.dead == []
@@ -267,13 +231,11 @@ async def test_a_row_is_given_up_after_so_many_tries(
         clock.advance(HOUR)
         await loop.run_once()
     assert (len(told), len(watch.dead), loop.stats.dead) == (1, 1, 1)
-    await loop.stop(0)
 
 
 async def test_a_row_that_was_given_up_can_be_tried_again(place: Place, clock: ManualClock) -> None:
-    app = await place.app(clock=clock)
-    watch = app.watch(place.source(tries=1))
-    loop = await place.loop(app)
+    loop = await place.watched(clock, tries=1)
+    watch = loop.watch
     await place.add(1, START - 5, title="cursed")
     await place.add(2, START - 5, title="cursed")
     await loop.run_once()
@@ -294,28 +256,25 @@ async def test_a_row_that_was_given_up_can_be_tried_again(place: Place, clock: M
 async def test_what_becomes_of_a_dead_row_stands_in_its_own_columns(
     place: Place, clock: ManualClock, refused: bool
 ) -> None:
-    app = await place.app(clock=clock)
-    watch = watched(app, place, Dead("no such post"), dead={"status": 9 if not refused else 2})
-    told: list[DeadRow] = []
+    handler = answers(place, Dead("no such post"))
+    loop = await place.watched(clock, handler, dead={"status": 9 if not refused else 2})
+    watch, told = loop.watch, list[DeadRow]()
     watch.on_dead(told.append)
-    loop = await place.loop(app)
     await place.add(1, START)
     await loop.run_once()
     assert [row.why for row in told] == ["no such post"]
     assert await place.states() == {1: (2 if refused else 9, 0)}
-    assert await place.run(f"SELECT id FROM {place.table.replace('posts', 'log')}") == []
+    assert await place.run(f"SELECT id FROM {place.log}") == []
     assert [row.id for row in watch.dead] == ([1] if refused else [])
 
 
 async def test_a_hook_that_fails_stops_nothing(place: Place, clock: ManualClock) -> None:
-    app = await place.app(clock=clock)
-    watch = watched(app, place, Dead("never"))
+    loop = await place.watched(clock, answers(place, Dead("never")))
 
-    @watch.on_dead
+    @loop.watch.on_dead
     async def tell(row: DeadRow) -> None:
         raise ValueError("nobody is there")
 
-    loop = await place.loop(app)
     await place.add(1, START)
     await place.add(2, START)
     assert (await loop.run_once())[0] == 1
@@ -361,7 +320,7 @@ async def test_a_sqlite_file_has_no_replica(tmp_path: Path, own: bool) -> None:
 
 async def test_rows_that_were_given_up_end_the_wait_for_an_empty_table(place: Place) -> None:
     app = await place.app()
-    watched(app, place, Dead("never"))
+    app.watch(place.source()).handler(answers(place, Dead("never")))
     await place.add(1, START - 10 * 365 * 24 * HOUR)
     async with app.worker() as worker:
         await worker.until_empty()

@@ -41,21 +41,21 @@ STORIES: list[Story] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("act", [Act.CUT, Act.LOSE_REPLY, Act.HOLD], ids=lambda act: act.value)
+@pytest.mark.parametrize(
+    ("act", "to_server"),
+    [(Act.CUT, True), (Act.HOLD, True), (Act.CUT, False), (Act.HOLD, False)],
+    ids=["cut", "held", "answer cut", "answer held"],
+)
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 async def test_a_call_that_fails_on_the_way_is_done_once(
-    way: FaultProxy, store: HttpStore, story: Story, act: Act
+    way: FaultProxy, store: HttpStore, story: Story, act: Act, to_server: bool
 ) -> None:
     faults = []
-    await story(store, lambda: faults.append(way.fault(act, when=lambda data: b"/v1/store/" in data)))
-    assert faults[0].hits == 1
 
+    def is_a_call(data: bytes) -> bool:
+        return not to_server or b"/v1/store/" in data
 
-@pytest.mark.parametrize("act", [Act.CUT, Act.HOLD], ids=lambda act: act.value)
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-async def test_an_answer_that_is_lost_is_given_again(way: FaultProxy, store: HttpStore, story: Story, act: Act) -> None:
-    faults = []
-    await story(store, lambda: faults.append(way.fault(act, to_server=False)))
+    await story(store, lambda: faults.append(way.fault(act, to_server=to_server, when=is_a_call)))
     assert faults[0].hits == 1
 
 

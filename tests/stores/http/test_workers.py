@@ -13,7 +13,6 @@ from tests.waiting import pause, until
 from bide import Bide, Retry, Task
 from bide.core.instants import In
 from bide.core.records import Ref, State
-from bide.ports import remote
 from bide.service.access import Caller, Verb
 from bide.stores.http import HttpStore
 from bide.stores.memory import MemoryStore
@@ -54,32 +53,6 @@ async def test_verbs_and_handlers_are_those_of_the_library() -> None:
     again = [(attempt, life) for number, attempt, life in seen if number == 2]
     assert [attempt for attempt, _ in again] == [1, 2]
     assert len({life for _, life in again}) == 1
-
-
-async def test_every_task_is_done_although_the_way_is_cut_again_and_again() -> None:
-    done: Counter[str] = Counter()
-    memory = MemoryStore()
-    async with serving(Service(lambda: memory)) as service, FaultProxy("127.0.0.1", service.port) as way:
-        app = Bide(
-            HttpStore(f"http://127.0.0.1:{way.port}", patience=remote.CALL_LASTS, silence=0.3),
-            lease="1h",
-            concurrency=20,
-        )
-
-        @app.handler("work")
-        async def work(task: Task[Any]) -> None:
-            done[task.key] += 1
-            await pause(0.002, why="what goes wrong meets some that run")
-
-        async with app, app.worker() as worker:
-            for number in range(300):
-                await app.schedule("work", key=str(number), delay="0s")
-                if number % 60 == 30:
-                    way.cut()
-            await worker.until_empty()
-        assert way.connections > 5
-    assert set(done) == {str(number) for number in range(300)}
-    assert sum(done.values()) == 300, "what was cut off was asked again, and no lease was lost"
 
 
 async def test_a_service_that_restarts_loses_nothing() -> None:

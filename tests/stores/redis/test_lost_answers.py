@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from tests.servers.fixtures import StartsRedis
 from tests.stores.redis.conftest import OpensStore
-from tests.stores.redis.deployments import DEPLOYMENTS, Servers, master_of, slot_of
+from tests.stores.redis.deployments import Servers, master_of, slot_of
 from tests.stores.redis.load import Load
 from tests.stores.redis.proxies import Proxies
 from tests.stores.stories import (
@@ -66,39 +66,20 @@ def told(*places: tuple[str, list[tuple[str, Story]]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("deployment", "kind", "story"), cases, ids=names)
 
 
-every_story = told(*((deployment, STORIES) for deployment in DEPLOYMENTS))
 stories_of_many = told(("single", STORIES), ("sentinel", OF_MANY), ("cluster", OF_MANY))
 
 
-@every_story
-@pytest.mark.parametrize("act", [Act.CUT, Act.LOSE_REPLY], ids=lambda act: act.value)
+@stories_of_many
+@pytest.mark.parametrize(
+    ("act", "times"),
+    [(Act.CUT, 1), (Act.LOSE_REPLY, 1), (Act.LOSE_REPLY, 3), (Act.HOLD, 1)],
+    ids=["cut before it arrives", "answer lost", "three answers lost", "half-open: nothing ever comes"],
+)
 async def test_a_call_that_meets_a_fault_is_done_once(
-    through: Opens, proxies: Proxies, kind: str, story: Story, act: Act
+    through: Opens, proxies: Proxies, kind: str, story: Story, act: Act, times: int
 ) -> None:
-    """Cut before the call arrives; its answer lost."""
-    await meets_a_fault(await through(), proxies, kind, story, act)
-
-
-@stories_of_many
-async def test_a_call_on_a_half_open_connection_is_done_once(
-    through: Opens, proxies: Proxies, kind: str, story: Story
-) -> None:
-    """Nothing ever comes."""
-    store = await through(silence=1.0)
+    store = await through(silence=1.0 if act is Act.HOLD else LONGEST_PATIENCE)
     store._open().clients["extend"]._patience = LONGEST_PATIENCE  # however slow it is; else it is `silence`
-    await meets_a_fault(store, proxies, kind, story, Act.HOLD)
-
-
-@stories_of_many
-async def test_a_call_that_loses_three_answers_in_a_row_is_done_once(
-    through: Opens, proxies: Proxies, kind: str, story: Story
-) -> None:
-    await meets_a_fault(await through(), proxies, kind, story, Act.LOSE_REPLY, times=3)
-
-
-async def meets_a_fault(
-    store: RedisStore, proxies: Proxies, kind: str, story: Story, act: Act, *, times: int = 1
-) -> None:
     faults = []
     await story(store, lambda: faults.append(proxies.fault(act, when=asks(kind), times=times)))
     assert [fault.hits for fault in faults] == [times], "it has come about"

@@ -150,8 +150,10 @@ async def test_text_that_cannot_be_kept_is_refused_and_the_store_goes_on(databas
 async def test_names_are_one_only_if_every_byte_is(store: Any) -> None:
     names = ["a", "a ", "A", "ä", "a\u0308", "ａ", "'", '"', "\\", "\\'", "a;b", "%s", ":key", "`"]
     refs = [Ref(topic, key) for topic in ("t", "t ", "T") for key in names]
-    records = [await put_one(store, new(ref.key, topic=ref.topic, group=f"{ref.key} ")) for ref in refs]
+    tasks = [new(key, topic=topic, group=f"{key} ", payload=key.encode(), options=key.encode()) for topic, key in refs]
+    records = [await put_one(store, task) for task in tasks]
     assert await store.get(refs) == records
+    assert [(one.payload, one.options) for one in records] == [(task.payload, task.options) for task in tasks]
     assert await store.get([Ref("t  ", "a"), Ref("t", "a  ")]) == [None, None]
     assert sorted(keys((await lease(store, 50, topic="t ")).tasks)) == sorted(names)
     assert keys(await listed(store, Filter(group="a "))) == ["a"] * 3
