@@ -44,29 +44,6 @@ class Order:
     number: int
 
 
-async def test_every_verb_answers_in_one_word() -> None:
-    async with Bide("memory:") as app:
-        words = [
-            await app.schedule("t", 1, key="k", delay="1h"),
-            await app.schedule("t", 2, key="k", delay="2h"),
-            await app.schedule("t", 3, key="k", delay="3h", on_conflict="keep"),
-            await app.schedule("t", 4, key="k", delay="3h", on_conflict="refuse"),
-            await app.reschedule("t", "k", delay="5h"),
-            await app.fire_now("t", "k"),
-            await app.fire_now("t", "k", if_token=1),
-            await app.schedule("t", 5, key="k", delay="1h", if_token=1),
-            await app.cancel("t", "k"),
-            await app.cancel("t", "k"),
-        ]
-        assert [answer.result for answer in words] == [
-            "created", "replaced", "kept", "refused", "moved", "moved", "stale_token", "stale_token", "cancelled",
-            "finished",
-        ]  # fmt: skip
-        assert [answer.ok for answer in words] == [True, True, True, False, True, True, False, False, True, False]
-        assert words[2].task is not None
-        assert words[2].task.payload == 2, "what was there is kept"
-
-
 async def test_a_crowd_of_callers_costs_one_store_call() -> None:
     store = FaultyStore(MemoryStore())
     async with Bide(store) as app:
@@ -87,7 +64,9 @@ async def test_a_crowd_of_callers_costs_one_store_call() -> None:
         ("at", {"delay": None, "at": datetime(2030, 1, 1)}), ("at", {"delay": None, "at": "10000-01-01T00:00Z"}),
         ("at, delay", {"delay": None}), ("at, delay", {"at": datetime(2030, 1, 1, tzinfo=UTC)}),
         ("on_conflict", {"on_conflict": "overwrite"}), ("retry", {"retry": "sometimes"}),
-        ("deadline", {"deadline": "1m"}), ("payload", {"payload": object()}),
+        ("deadline", {"deadline": "1m"}), ("payload", {"payload": object()}), ("zone", {"zone": "Nowhere"}),
+        ("at", {"delay": None, "at": "tomorrow 20:00"}), ("deadline", {"deadline": "tomorrow 20:00"}),
+        ("at", {"delay": None, "at": "20:00 UTC", "zone": "Europe/Rome"}),
         ("payload", {"payload": b"x" * 262_145}), ("headers", {"headers": {"a": "b\n"}}),
     ],
 )  # fmt: skip
@@ -161,25 +140,6 @@ async def test_an_app_that_is_not_open_says_so() -> None:
         async with app:
             await app.schedule("t", delay="1h")
         await app.schedule("t", delay="1h")
-
-
-async def test_a_group_is_shifted_and_cancelled_as_a_whole() -> None:
-    async with Bide("memory:") as app:
-        start = datetime.now(UTC)
-        await app.schedule_many(
-            [
-                *(app.new("meal", n, key=f"m{n}", group="ann", at=start + timedelta(hours=n)) for n in range(1, 6)),
-                app.new("walk", 0, key="w", group="ann", at=start + timedelta(hours=4)),
-                app.new("meal", 0, key="other", group="bob", at=start + timedelta(hours=4)),
-            ]
-        )
-        moved = await app.shift(group="ann", topic="meal", by="-2h")
-        assert [answer.result for answer in moved] == ["moved"] * 5
-        due = {task.key: round((task.due_at - start) / timedelta(hours=1)) for task in [t async for t in app.find()]}
-        assert due == {"m1": -1, "m2": 0, "m3": 1, "m4": 2, "m5": 3, "w": 4, "other": 4}
-        assert all([task.wake_at >= start - timedelta(seconds=1) async for task in app.find()])
-        assert [answer.result for answer in await app.cancel_group("ann")] == ["cancelled"] * 6
-        assert [task.key async for task in app.find(state="waiting")] == ["other"]
 
 
 async def test_a_group_larger_than_a_page_is_shifted_once_each() -> None:

@@ -380,16 +380,6 @@ async def test_a_flood_that_comes_in_several_leases_leaves_the_slots_of_others(w
 
 
 @virtual
-async def test_concurrency_is_a_bound_and_is_used(world: World) -> None:
-    app = world.app()
-    work = world.noted(app, "work", takes=1, concurrency=7)
-    async with app, app.worker() as worker:
-        await app.schedule_many([work.handler.new(None, delay="0s") for _ in range(70)])
-        await worker.until_empty()
-    assert work.at == [1_000 * turn for turn in range(10) for _ in range(7)]
-
-
-@virtual
 async def test_what_a_handler_leaves_in_its_context_does_not_reach_the_next(world: World) -> None:
     user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
     app, seen = world.app(), list[str]()
@@ -455,24 +445,6 @@ async def test_plain_functions_run_in_threads_and_a_timed_out_one_keeps_its_slot
             gate.set()
             assert (await ended.get(), worker.stats.done) == ("next", 2)
     assert threads == [("fine", False), ("stuck", False), ("next", False)]
-
-
-@virtual
-async def test_an_undecodable_payload_is_dead_at_once_and_delays_nobody(world: World) -> None:
-    app, seen = world.app(), []
-
-    @app.handler("typed")
-    async def typed(task: Task[int]) -> None:
-        seen.append(task.payload)
-
-    async with app, app.worker():
-        await app.schedule("typed", b"\xff{", key="bad", delay="0s")
-        await typed.schedule(7, key="good", delay="0s")
-        await world.pause(0.1)
-        bad = await task_of(app, "typed", "bad")
-        assert bad.state == "dead"
-        assert "payload" in (bad.error or "")
-    assert seen == [7]
 
 
 @virtual
