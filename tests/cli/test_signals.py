@@ -349,16 +349,6 @@ def test_no_error_of_a_handler_forges_a_line_or_moves_a_terminal(
     assert not [one for one in said.split(b"\n") if one.startswith(b"forged")]
 
 
-def test_work_says_when_it_holds_back(line: CommandLine, begin: Begin, ground: Ground) -> None:
-    line.run("pause", "other")
-    line.run("schedule", "other", "--delay", "0s")
-    process = begin("work", "shop:app")
-    ground.said("other is held back: paused since")
-    line.run("resume", "other")
-    ground.told("other", 1)
-    stop(process)
-
-
 def test_a_worker_goes_on_without_a_reader_of_its_log(line: CommandLine, begin: Begin, ground: Ground) -> None:
     line.run("schedule", "other", "--delay", "0s")
     process = begin("work", "shop:app", "--processes", "2", log=subprocess.PIPE)

@@ -8,7 +8,6 @@ from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,18 +26,7 @@ from bide.core.instants import (
     instant_text,
     one_due,
 )
-from bide.core.retry import (
-    FOREVER,
-    PRESETS,
-    Exponential,
-    ExponentialPolicy,
-    Fixed,
-    FixedPolicy,
-    Ladder,
-    LadderPolicy,
-    RetryPolicy,
-    policy,
-)
+from bide.core.retry import FOREVER, PRESETS, Exponential, ExponentialPolicy, Fixed, Ladder, RetryPolicy, policy
 
 offsets = st.integers(-23 * 60 - 59, 23 * 60 + 59).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 moments = st.datetimes(min_value=datetime(1971, 1, 1), max_value=datetime(9998, 12, 31), timezones=offsets)
@@ -280,15 +268,3 @@ def test_bad_pauses_are_refused_by_the_name_of_their_place() -> None:
         Ladder()
     with pytest.raises(BadInput, match="pause"):
         Fixed("-1s", tries=2)
-
-
-@given(
-    st.builds(FixedPolicy, st.integers(0, LONGEST), st.integers(1, FOREVER))
-    | st.builds(
-        ExponentialPolicy, st.integers(0, LONGEST), st.floats(1, 100), st.integers(0, LONGEST),
-        st.integers(1, FOREVER), st.floats(0, 1),
-    )
-    | st.builds(LadderPolicy, st.lists(st.integers(0, LONGEST), min_size=1).map(tuple))
-)  # fmt: skip
-def test_a_policy_travels_as_data(policy: RetryPolicy) -> None:
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(policy), type=RetryPolicy) == policy

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from msgspec.structs import replace
 from tests.engine.conftest import World, task_of, virtual
@@ -33,7 +32,6 @@ from bide import (
     Task,
 )
 from bide.core.records import Filter, Found, Page, State
-from bide.core.retry import Ladder
 from bide.engine.config import MOST, Retention, Retentions
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
@@ -274,20 +272,6 @@ async def test_a_time_in_the_past_is_said_and_may_be_refused() -> None:
                 await refused()
 
 
-async def test_a_policy_travels_with_the_task() -> None:
-    app, ran = Bide("memory:"), list[int]()
-
-    @app.handler("t", retry="never")
-    async def fail(task: Task[Any]) -> None:
-        ran.append(task.attempt)
-        raise ValueError("no")
-
-    async with app, app.worker() as worker:
-        await fail.schedule(None, key="k", delay="0s", retry=Ladder("1ms", "1ms"))
-        await worker.until_empty()
-    assert ran == [1, 2, 3]
-
-
 @virtual
 async def test_what_is_no_longer_remembered_is_gone_before_a_purge_comes_by(world: World) -> None:
     async with world.app(keep_cancelled="1h") as app:
@@ -422,32 +406,3 @@ def test_what_a_handler_says_is_kept_whatever_its_number() -> None:
     assert [told.keep_until(State.DONE, 0) for _ in range(MOST + 1)] == [24 * HOUR] * (MOST + 1)
     assert [told.keep_until(State.CANCELLED, 0) for _ in range(MOST + 1)] == [HOUR] * MOST + [0]
     assert [app.config.retentions.of("b").keep_until(State.DONE, 0) for _ in range(MOST + 1)] == [HOUR] * MOST + [0]
-
-
-async def test_the_answer_after_the_end_is_the_same_from_every_door(tmp_path: Path) -> None:
-    """One task is done by a worker of the app, as in `bide work`, one by a consumer of a service, each as it is set."""
-    url = f"sqlite:///{tmp_path}/tasks.db"
-    app = Bide(url)
-
-    @app.handler("by.worker")
-    async def handle(task: Task[None]) -> None: ...
-
-    async with app, app.worker() as worker, served(url) as instance, aiohttp.ClientSession(instance.url) as session:
-        await handle.schedule(None, key="k", delay="0s")
-        await worker.until_empty()
-        await app.schedule("by.consumer", None, key="k", delay="0s")
-        async with session.post("/v1/lease", json={"topics": {"by.consumer": 1}, "wait": "30s"}) as reply:
-            [leased] = (await reply.json())["tasks"]
-        ended = [{"topic": "by.consumer", "key": "k", "token": leased["token"], "outcome": "done"}]
-        async with session.post("/v1/settle", json=ended) as reply:
-            assert await reply.json() == {"settled": [True]}
-        for asked in (app, instance.app):
-            for topic in ("by.worker", "by.consumer"):
-                answer = await asked.schedule(topic, None, key="k", delay="1h", on_conflict="keep")
-                assert (answer.result, answer.task and answer.task.state) == ("kept", "done")
-                assert (
-                    await asked.schedule(topic, None, key="k", delay="1h", on_conflict="refuse")
-                ).result == "refused"
-                assert (await asked.cancel(topic, "k")).result == "finished"
-            await asked.schedule("cancelled", None, key="k", delay="1h")
-            assert [(await asked.cancel("cancelled", "k")).result for _ in range(2)] == ["cancelled", "finished"]
