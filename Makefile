@@ -35,7 +35,7 @@ races: ## race every store against itself a thousand times over, and play twenty
 	@$(SETUP) test
 	@$(INSTALL)
 	@RACES=$${RACES:-1000} GAMES=$${GAMES:-20} $(PYTEST) --dist load tests/conformance \
-	  -k "against or race or fifty or many_schedules or as_memory_does or over_every_timer" $(ARGS)
+	  -k "against or race or fifty or many_schedules or as_it_must or over_every_timer" $(ARGS)
 
 proofs-long: races simulate mutants model torture soak fuzz ## their long forms, one after the other: hours
 

@@ -10,7 +10,6 @@ import os
 import pty
 import re
 import select
-import shlex
 import signal
 import struct
 import subprocess
@@ -124,23 +123,6 @@ def test_show_has_the_trace_and_a_list_has_not(line: CommandLine) -> None:
     assert line.one("show", "t", "k")["task"]["trace"].startswith("Traceback")
     assert "trace" not in line.one("ls", "--state", "dead")
     assert "Traceback" not in line.run("ls", "--state", "dead").stdout + line.run("events").stdout
-
-
-def test_redriving_goes_page_by_page(line: CommandLine) -> None:
-    worked(line.url, dies, *map(str, range(1_203)))
-    assert len(line.json("redrive", "--all-dead", "--yes")) == 1_203
-    [counts] = line.one("tally")["counts"]
-    assert (counts["state"], counts["number"]) == ("waiting", 1_203)
-
-
-def test_a_reader_that_has_seen_enough_is_no_failure(line: CommandLine) -> None:
-    lines = "\n".join('{"delay": "1h"}' for _ in range(3_000))
-    line.run("schedule", "t", "--many", "-", given=lines)
-    bide = f"{shlex.quote(sys.executable)} -m bide"
-    script = f"{bide} ls --all --json | head -n 2; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[2] == "0"
-    assert done.stderr == ""
 
 
 def test_show(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

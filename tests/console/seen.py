@@ -29,8 +29,10 @@ OF_TEN = {
     "a dead task": "/tasks/payment.notify/n1",
     "a task that is done": "/tasks/coupon.remind/c1",
     "a recurring task": "/recurring/report.send/daily",
+    "a paused recurring task": f"/recurring/report.send/{quote(ODD, safe='')}",
     "a task that recurs": "/tasks/report.send/daily",
     "a topic": "/topics/order.close",
+    "a paused topic": "/topics/coupon.remind",
     "tasks of a group": "/tasks?group=order-1",
     "dead letters of a topic": "/dead?topic=payment.notify&list=yes",
 }
@@ -51,6 +53,7 @@ def fill_ten(api: Api) -> None:
     api.put("coupon.remind", "c1", delay="0s", payload={"coupon": 1})
     [task] = api.lease("coupon.remind")
     assert api.settle(task, "done")
+    api.done("PUT", "/v1/topics/coupon.remind/pause")
 
 
 def fill_recurring(api: Api) -> None:

@@ -133,19 +133,6 @@ def test_all_of_a_page_and_all_that_match_by_keyboard(visits: Visits, api: Api, 
     assert moved(before, tasks(api, topic)) == dict.fromkeys(before, HOUR)
 
 
-def test_dead_letters_of_a_page_by_keyboard(visits: Visits, api: Api, topic: str) -> None:
-    for key in ("gone", "lost"):
-        api.dead(topic, key)
-    with visits() as visitor:
-        page = visitor.goto(f"/dead?topic={topic}&list=yes")
-        keyboard = Keyboard(page)
-        keyboard.tick(page.get_by_role("checkbox", name="All of this page"))
-        keyboard.press(page.get_by_role("button", name="Redrive the ticked ones"))
-        keyboard.press(page.get_by_role("button", name="Redrive: 2 tasks"))
-        ended(page)
-        assert {task["state"] for task in tasks(api, topic).values()} == {"waiting"}
-
-
 def test_what_is_refused_says_so_where_one_is(visits: Visits, api: Api, axe: str, topic: str) -> None:
     before = tasks(api, topic)
     with visits() as visitor:
@@ -167,47 +154,6 @@ def test_what_is_refused_says_so_where_one_is(visits: Visits, api: Api, axe: str
         assert tasks(api, topic)["k3"]["state"] == "waiting"
         page.get_by_role("button", name="Do it anyway, to the task as it is now").click()
         expect(page.get_by_text("cancelled", exact=True)).to_be_visible()
-
-
-def test_a_topic_is_paused_and_resumed_by_keyboard(visits: Visits, api: Api, axe: str, topic: str) -> None:
-    api.put(topic, "now", delay="0s")
-    with visits() as visitor:
-        page = visitor.goto("/topics")
-        Keyboard(page).press(page.get_by_role("button", name=f"Pause {topic}"))
-        expect(page.get_by_role("status").filter(has_text="It is paused")).to_be_visible()
-        expect(page.get_by_role("row").filter(has_text=topic)).to_contain_text("paused")
-        well(page, axe)
-        assert not api.lease(topic)
-        page.get_by_role("row").filter(has_text=topic).get_by_role("link", name=topic).click()
-        expect(page.get_by_role("heading", name="Paused")).to_be_visible()
-        well(page, axe)
-        page.get_by_role("button", name="Resume").click()
-        expect(page.get_by_role("status").filter(has_text="It is resumed")).to_be_visible()
-        assert [task["key"] for task in api.lease(topic, wait="60s")] == ["now"]
-
-
-def test_a_recurring_task_is_paused_resumed_and_removed_by_keyboard(
-    visits: Visits, api: Api, axe: str, topic: str
-) -> None:
-    path = f"/v1/topics/{topic}/recurring/k"
-    api.done("PUT", path, {"rule": "every 1h"})
-    with visits() as visitor:
-        page = visitor.goto("/recurring")
-        hands = Keyboard(page)
-        hands.press(page.get_by_role("row").filter(has_text=topic).get_by_role("link", name="k", exact=True))
-        expect(page.get_by_role("heading", level=1)).to_have_text("k")
-        for button, said, paused in (("Pause", "It is paused", True), ("Resume", "It recurs again", False)):
-            hands.press(page.get_by_role("button", name=button))
-            expect(page.get_by_role("status").filter(has_text=said)).to_be_visible()
-            assert api.done("GET", path)["paused"] is paused
-            well(page, axe)
-        hands.press(page.get_by_role("button", name="Remove"))
-        expect(page.get_by_role("heading", name="Remove this recurring task?")).to_be_visible()
-        well(page, axe)
-        assert api.get(topic, "k")["state"] == "waiting"
-        hands.press(page.get_by_role("button", name="Remove"))
-        expect(page.get_by_role("status").filter(has_text="It has ended")).to_be_visible()
-        assert api.get(topic, "k")["state"] == "cancelled"
 
 
 def test_an_open_page_keeps_itself_fresh(visits: Visits, api: Api, topic: str) -> None:

@@ -165,7 +165,7 @@ def test_every_form_runs_when_the_table_says_so(zone: str) -> None:
     ["Europe/Rome", "America/New_York", "Australia/Lord_Howe", "America/Sao_Paulo", "Africa/Casablanca", "Asia/Tokyo"],
 )
 def test_twenty_years_have_each_day_once_and_each_quarter(zone: str) -> None:
-    """Each quarter of a year, and of the three days around each change of the clocks."""
+    """Each quarter of a month, and of the three days around each change of the clocks."""
     first, last, known = ms("2006-01-01"), ms("2026-01-01"), ZoneInfo(zone)
     for text in ("30 2 * * *", "0 0 * * *"):
         found = Cron(text, zone=zone).upto(first, last, 10_000)
@@ -178,7 +178,7 @@ def test_twenty_years_have_each_day_once_and_each_quarter(zone: str) -> None:
     offsets = {at: datetime.fromtimestamp(at / 1000, known).utcoffset() for at in range(first, last + 1, DAY)}
     changes = [at for at, later in pairwise(offsets) if offsets[at] != offsets[later]]
     assert len(changes) > 20 or zone == "Asia/Tokyo"
-    for begin, end in [(first, first + 366 * DAY), *((at - DAY, at + 2 * DAY) for at in changes)]:
+    for begin, end in [(first, first + 30 * DAY), *((at - DAY, at + 2 * DAY) for at in changes)]:
         found = quarters.upto(begin, end, 40_000)
         assert found == list(range(begin, end + 1, 15 * MINUTE))  # offsets here are whole quarters of an hour
 

@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
-import aiohttp
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -35,7 +34,6 @@ from bide import (
     Task,
 )
 from bide.core.records import Filter, Found, Page, State
-from bide.core.retry import Ladder
 from bide.engine.config import MOST, Retention, Retentions
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
@@ -44,29 +42,6 @@ from bide.testing.faults import FaultyStore
 @dataclass
 class Order:
     number: int
-
-
-async def test_every_verb_answers_in_one_word() -> None:
-    async with Bide("memory:") as app:
-        words = [
-            await app.schedule("t", 1, key="k", delay="1h"),
-            await app.schedule("t", 2, key="k", delay="2h"),
-            await app.schedule("t", 3, key="k", delay="3h", on_conflict="keep"),
-            await app.schedule("t", 4, key="k", delay="3h", on_conflict="refuse"),
-            await app.reschedule("t", "k", delay="5h"),
-            await app.fire_now("t", "k"),
-            await app.fire_now("t", "k", if_token=1),
-            await app.schedule("t", 5, key="k", delay="1h", if_token=1),
-            await app.cancel("t", "k"),
-            await app.cancel("t", "k"),
-        ]
-        assert [answer.result for answer in words] == [
-            "created", "replaced", "kept", "refused", "moved", "moved", "stale_token", "stale_token", "cancelled",
-            "finished",
-        ]  # fmt: skip
-        assert [answer.ok for answer in words] == [True, True, True, False, True, True, False, False, True, False]
-        assert words[2].task is not None
-        assert words[2].task.payload == 2, "what was there is kept"
 
 
 async def test_a_crowd_of_callers_costs_one_store_call() -> None:
@@ -89,7 +64,9 @@ async def test_a_crowd_of_callers_costs_one_store_call() -> None:
         ("at", {"delay": None, "at": datetime(2030, 1, 1)}), ("at", {"delay": None, "at": "10000-01-01T00:00Z"}),
         ("at, delay", {"delay": None}), ("at, delay", {"at": datetime(2030, 1, 1, tzinfo=UTC)}),
         ("on_conflict", {"on_conflict": "overwrite"}), ("retry", {"retry": "sometimes"}),
-        ("deadline", {"deadline": "1m"}), ("payload", {"payload": object()}),
+        ("deadline", {"deadline": "1m"}), ("payload", {"payload": object()}), ("zone", {"zone": "Nowhere"}),
+        ("at", {"delay": None, "at": "tomorrow 20:00"}), ("deadline", {"deadline": "tomorrow 20:00"}),
+        ("at", {"delay": None, "at": "20:00 UTC", "zone": "Europe/Rome"}),
         ("payload", {"payload": b"x" * 262_145}), ("headers", {"headers": {"a": "b\n"}}),
     ],
 )  # fmt: skip
@@ -195,25 +172,6 @@ async def test_an_app_that_is_not_open_says_so() -> None:
         async with app:
             await app.schedule("t", delay="1h")
         await app.schedule("t", delay="1h")
-
-
-async def test_a_group_is_shifted_and_cancelled_as_a_whole() -> None:
-    async with Bide("memory:") as app:
-        start = datetime.now(UTC)
-        await app.schedule_many(
-            [
-                *(app.new("meal", n, key=f"m{n}", group="ann", at=start + timedelta(hours=n)) for n in range(1, 6)),
-                app.new("walk", 0, key="w", group="ann", at=start + timedelta(hours=4)),
-                app.new("meal", 0, key="other", group="bob", at=start + timedelta(hours=4)),
-            ]
-        )
-        moved = await app.shift(group="ann", topic="meal", by="-2h")
-        assert [answer.result for answer in moved] == ["moved"] * 5
-        due = {task.key: round((task.due_at - start) / timedelta(hours=1)) for task in [t async for t in app.find()]}
-        assert due == {"m1": -1, "m2": 0, "m3": 1, "m4": 2, "m5": 3, "w": 4, "other": 4}
-        assert all([task.wake_at >= start - timedelta(seconds=1) async for task in app.find()])
-        assert [answer.result for answer in await app.cancel_group("ann")] == ["cancelled"] * 6
-        assert [task.key async for task in app.find(state="waiting")] == ["other"]
 
 
 async def test_a_group_larger_than_a_page_is_shifted_once_each() -> None:
@@ -346,20 +304,6 @@ async def test_a_time_in_the_past_is_said_and_may_be_refused() -> None:
         ):
             with pytest.raises(BadInput, match="at most 1d ago"):
                 await refused()
-
-
-async def test_a_policy_travels_with_the_task() -> None:
-    app, ran = Bide("memory:"), list[int]()
-
-    @app.handler("t", retry="never")
-    async def fail(task: Task[Any]) -> None:
-        ran.append(task.attempt)
-        raise ValueError("no")
-
-    async with app, app.worker() as worker:
-        await fail.schedule(None, key="k", delay="0s", retry=Ladder("1ms", "1ms"))
-        await worker.until_empty()
-    assert ran == [1, 2, 3]
 
 
 @virtual
@@ -507,32 +451,3 @@ def test_what_a_handler_says_is_kept_whatever_its_number() -> None:
     assert [told.keep_until(State.DONE, 0) for _ in range(MOST + 1)] == [24 * HOUR] * (MOST + 1)
     assert [told.keep_until(State.CANCELLED, 0) for _ in range(MOST + 1)] == [HOUR] * MOST + [0]
     assert [app.config.retentions.of("b").keep_until(State.DONE, 0) for _ in range(MOST + 1)] == [HOUR] * MOST + [0]
-
-
-async def test_the_answer_after_the_end_is_the_same_from_every_door(tmp_path: Path) -> None:
-    """One task is done by a worker of the app, as in `bide work`, one by a consumer of a service, each as it is set."""
-    url = f"sqlite:///{tmp_path}/tasks.db"
-    app = Bide(url)
-
-    @app.handler("by.worker")
-    async def handle(task: Task[None]) -> None: ...
-
-    async with app, app.worker() as worker, served(url) as instance, aiohttp.ClientSession(instance.url) as session:
-        await handle.schedule(None, key="k", delay="0s")
-        await worker.until_empty()
-        await app.schedule("by.consumer", None, key="k", delay="0s")
-        async with session.post("/v1/lease", json={"topics": {"by.consumer": 1}, "wait": "30s"}) as reply:
-            [leased] = (await reply.json())["tasks"]
-        ended = [{"topic": "by.consumer", "key": "k", "token": leased["token"], "outcome": "done"}]
-        async with session.post("/v1/settle", json=ended) as reply:
-            assert await reply.json() == {"settled": [True]}
-        for asked in (app, instance.app):
-            for topic in ("by.worker", "by.consumer"):
-                answer = await asked.schedule(topic, None, key="k", delay="1h", on_conflict="keep")
-                assert (answer.result, answer.task and answer.task.state) == ("kept", "done")
-                assert (
-                    await asked.schedule(topic, None, key="k", delay="1h", on_conflict="refuse")
-                ).result == "refused"
-                assert (await asked.cancel(topic, "k")).result == "finished"
-            await asked.schedule("cancelled", None, key="k", delay="1h")
-            assert [(await asked.cancel("cancelled", "k")).result for _ in range(2)] == ["cancelled", "finished"]

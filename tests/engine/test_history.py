@@ -89,20 +89,6 @@ async def test_what_happened_is_told_by_minute_and_topic(store: MemoryStore) -> 
     assert found[minute + 1].topics["b"].ended == 2
 
 
-async def test_several_processes_are_added_up(store: MemoryStore) -> None:
-    clock = ManualClock(NOON)
-    first, second = History(store, clock), History(store, clock)
-    for history, number in ((first, 1), (second, 2)):
-        history.scheduled(number)
-        history.began("a", [NOON] * number, NOON)
-        await history.flush()
-    first.ended("a", OutcomeKind.DONE)
-    await first.flush()
-    found = (await rows_between(store, clock, NOON // MINUTE, NOON // MINUTE))[NOON // MINUTE]
-    assert (found.scheduled, found.topics["a"].begun, found.topics["a"].done) == (3, 3, 1)
-    assert together([found, found]).topics["a"].begun == 6
-
-
 async def test_nothing_is_written_where_nothing_happens_and_a_row_is_forgotten_after_a_day(store: MemoryStore) -> None:
     clock = ManualClock(NOON)
     history = History(store, clock)

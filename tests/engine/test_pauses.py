@@ -19,7 +19,6 @@ from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
 from bide.engine.delivery.worker import Worker
 from bide.engine.pauses import EVERY, Pauses
-from bide.engine.session import acting_as
 from bide.engine.settings_store import SettingsStore
 from bide.ports import Policy
 
@@ -130,22 +129,6 @@ async def test_while_the_store_is_away_at_the_start_nothing_is_leased(world: Wor
 
 
 @virtual
-async def test_of_many_who_pause_at_once_one_does_it(world: World) -> None:
-    apps = [world.app(actor=f"user-{number}") for number in range(10)]
-    for app in apps:
-        await app.open()
-    paused = await asyncio.gather(*(app.pause("t") for app in apps))
-    assert sum(paused) == 1
-    [pause] = (await apps[0].paused()).values()
-    assert pause.who == f"user-{paused.index(True)}"
-    assert pause.since == world.clock.now()
-    assert sum(await asyncio.gather(*(app.resume("t") for app in apps))) == 1
-    assert await apps[0].paused() == {}
-    for app in apps:
-        await app.close()
-
-
-@virtual
 async def test_a_backlog_that_is_held_back_costs_no_leases(world: World) -> None:
     app = world.app()
     world.noted(app, "t")
@@ -197,23 +180,6 @@ async def test_run_once_heeds_it(world: World) -> None:
 
 
 @virtual
-async def test_a_lease_that_ends_is_not_given_out_again_while_it_is_paused(world: World) -> None:
-    app = world.app(lease="10s")
-    async with app:
-        await app.schedule("t", key="k", delay="0s")
-        now = world.clock.now()
-        await app.store.lease({"t": 1}, now=now, until=now + 10_000, holder="died")
-        await app.pause("t")
-        again = world.app(lease="10s")
-        seen = world.noted(again, "t").keys
-        async with again.worker():
-            await world.pause(60)
-            assert seen == []
-            await app.resume("t")
-            await world.until(lambda: seen == ["k"])
-
-
-@virtual
 async def test_consumers_at_the_desk_wait(world: World) -> None:
     async with world.app() as app:
         long_poll = LongPoll(app, policy_of=lambda _: Policy(policy(None)))
@@ -249,21 +215,6 @@ async def test_consumers_at_the_desk_wait(world: World) -> None:
         assert [record.key for record in await waits] == ["k"]
         assert world.elapsed - before <= 10
         await long_poll.close()
-
-
-@virtual
-async def test_who_asks_for_it_is_kept(world: World) -> None:
-    async with world.app(actor="anna") as app:
-        await app.pause("by-actor")
-        with acting_as("bo"):
-            await app.pause("by-caller")
-        await app.pause("by-name", who="cleo")
-        assert {topic: pause.who for topic, pause in (await app.paused()).items()} == {
-            "by-actor": "anna", "by-caller": "bo", "by-name": "cleo",
-        }  # fmt: skip
-    async with world.app() as app:
-        await app.pause("by-nobody")
-        assert (await app.paused())["by-nobody"].who is None
 
 
 @virtual

@@ -14,17 +14,6 @@ from bide.core.records import OutcomeKind, Settlement, State
 
 
 @virtual
-async def test_of_nothing_it_returns_at_once(world: World) -> None:
-    app = world.app()
-    app.handler("work")(nothing)
-    async with app, app.worker() as worker:
-        await worker.until_empty()
-        await world.pause(100)
-        await worker.until_empty()
-    assert world.elapsed == 100_000
-
-
-@virtual
 async def test_it_waits_for_the_last_and_for_every_retry_of_it(world: World) -> None:
     app, ended = world.app(), []
 
@@ -88,22 +77,6 @@ async def test_a_task_that_begins_again_is_never_over(world: World) -> None:
         await app.cancel("beat", "heart")
         await worker.until_empty()
         assert world.elapsed == pytest.approx(600_000, abs=1_100)
-
-
-@virtual
-async def test_what_a_handler_schedules_is_waited_for(world: World) -> None:
-    app, ended = world.app(), []
-
-    @app.handler("count")
-    async def count(task: Task[int]) -> None:
-        ended.append(task.payload)
-        if task.payload:
-            await count.schedule(task.payload - 1, key=str(task.payload - 1), delay="10m")
-
-    async with app, app.worker() as worker:
-        await count.schedule(3, key="3", delay="0s")
-        await worker.until_empty()
-        assert ended == [3, 2, 1, 0]
 
 
 @virtual
@@ -173,17 +146,6 @@ async def test_what_another_worker_lost_is_delivered_first(world: World) -> None
     [task] = given
     assert (task.attempt, task.record.losses) == (2, 1)
     assert task.token > lost.tasks[0].token
-
-
-@virtual
-async def test_two_workers_share_the_work_and_both_see_its_end(world: World) -> None:
-    app = world.app(max_sleep="1s")
-    work = world.noted(app, "work", takes=1, concurrency=3)
-    async with app, app.worker() as first, app.worker() as second:
-        await app.schedule_many([work.handler.new(None, delay="0s") for _ in range(60)])
-        await asyncio.gather(first.until_empty(), second.until_empty())
-        assert len(work.keys) == 60
-        assert first.stats.done + second.stats.done == 60
 
 
 @virtual

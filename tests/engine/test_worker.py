@@ -30,41 +30,6 @@ async def test_each_delivery_starts_at_its_own_millisecond(world: World) -> None
 
 
 @virtual
-async def test_an_earlier_task_cuts_the_sleep_short(world: World) -> None:
-    app = world.app()
-    post = world.noted(app, "post")
-    async with app, app.worker():
-        await post.handler.schedule(None, key="late", delay="1h")
-        await world.pause(0.1)
-        await post.handler.schedule(None, key="early", delay="50ms")
-        await app.reschedule("post", "late", delay="200ms")
-        await world.until(lambda: len(post.keys) == 2)
-    assert (post.keys, post.at) == (["early", "late"], [150, 300])
-
-
-@virtual
-async def test_a_long_cap_makes_nothing_late(world: World) -> None:
-    """Whatever the cap, a wake-up carries its time, also one that is an hour away."""
-    app = world.app(max_sleep="1h")
-    late: list[int] = []
-
-    @app.handler("work", retry=Fixed("20m", tries=2))
-    async def work(task: Task[Any]) -> None:
-        late.append(world.clock.now() - task.record.planned_at)
-        if task.key == "again" and task.attempt == 1:
-            raise OSError("not yet")
-
-    async with app, app.worker():
-        await world.pause(10)
-        for delay in ("50m", "10m", "30m"):
-            await work.schedule(None, delay=delay)
-            await world.pause(1)
-        await work.schedule(None, key="again", delay="0s")
-        await world.until(lambda: len(late) == 5)
-    assert late == [0, 0, 0, 0, 0]
-
-
-@virtual
 async def test_lateness_is_from_the_planned_time_to_the_start(world: World) -> None:
     app, late = world.app(), list[float]()
 
@@ -80,22 +45,6 @@ async def test_lateness_is_from_the_planned_time_to_the_start(world: World) -> N
         async with app.worker() as worker:
             await worker.until_empty()
     assert late == [1.5, 1.5]
-
-
-@virtual
-async def test_losing_every_wake_up_costs_at_most_the_cap(world: World) -> None:
-    world.store.deaf = True
-    app, due = world.app(max_sleep="400ms"), list[int]()
-    post = world.noted(app, "post")
-    async with app, app.worker():
-        for _ in range(20):
-            await world.pause(0.137)
-            due.append(world.elapsed)
-            await post.handler.schedule(None, delay="0s")
-        await world.until(lambda: len(post.at) == 20)
-    late = [at - planned for at, planned in zip(post.at, due, strict=True)]
-    assert max(late) <= 400
-    assert max(late) > 0, "every wake-up was meant to be lost"
 
 
 @virtual
@@ -259,23 +208,6 @@ async def test_a_drain_gives_back_what_no_handler_has_seen(world: World) -> None
 
 
 @virtual
-async def test_a_handler_cut_off_by_the_grace_counts_nothing_against_its_task(world: World) -> None:
-    app = world.app(grace="5s")
-
-    @app.handler("slow")
-    async def slow(task: Task[Any]) -> None:
-        await forever()
-
-    async with app:
-        await slow.schedule(None, key="k", delay="0s")
-        async with app.worker():
-            await world.pause(1)
-        task = await task_of(app, "slow", "k")
-        assert (task.state, task.attempt, task.failures) == ("waiting", 0, 0)
-        assert world.elapsed == pytest.approx(6_000, abs=100)
-
-
-@virtual
 async def test_every_stop_waits_for_the_one_drain(world: World) -> None:
     app, sent = world.app(grace="10s"), list[str]()
 
@@ -380,16 +312,6 @@ async def test_a_flood_that_comes_in_several_leases_leaves_the_slots_of_others(w
 
 
 @virtual
-async def test_concurrency_is_a_bound_and_is_used(world: World) -> None:
-    app = world.app()
-    work = world.noted(app, "work", takes=1, concurrency=7)
-    async with app, app.worker() as worker:
-        await app.schedule_many([work.handler.new(None, delay="0s") for _ in range(70)])
-        await worker.until_empty()
-    assert work.at == [1_000 * turn for turn in range(10) for _ in range(7)]
-
-
-@virtual
 async def test_what_a_handler_leaves_in_its_context_does_not_reach_the_next(world: World) -> None:
     user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
     app, seen = world.app(), list[str]()
@@ -455,24 +377,6 @@ async def test_plain_functions_run_in_threads_and_a_timed_out_one_keeps_its_slot
             gate.set()
             assert (await ended.get(), worker.stats.done) == ("next", 2)
     assert threads == [("fine", False), ("stuck", False), ("next", False)]
-
-
-@virtual
-async def test_an_undecodable_payload_is_dead_at_once_and_delays_nobody(world: World) -> None:
-    app, seen = world.app(), []
-
-    @app.handler("typed")
-    async def typed(task: Task[int]) -> None:
-        seen.append(task.payload)
-
-    async with app, app.worker():
-        await app.schedule("typed", b"\xff{", key="bad", delay="0s")
-        await typed.schedule(7, key="good", delay="0s")
-        await world.pause(0.1)
-        bad = await task_of(app, "typed", "bad")
-        assert bad.state == "dead"
-        assert "payload" in (bad.error or "")
-    assert seen == [7]
 
 
 @virtual

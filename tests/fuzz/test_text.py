@@ -37,7 +37,7 @@ from bide.core.names import LONGEST_NAME, check_name, check_topic
 from bide.core.options import known_options, with_recurrence
 from bide.core.recurrence import At, Cron, Every, rule_of
 from bide.core.recurrence.plan import Recurrence
-from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Ladder, policy
+from bide.core.retry import FOREVER, Exponential, Fixed, Ladder
 from bide.core.table_source import DueIs, Sql, TableSource
 from bide.service.serving import ServiceInstance, read_config
 from bide.settings import Settings, describe
@@ -244,15 +244,6 @@ def test_names(value: Any) -> None:
         assert read == (value if fine and not (is_topic and value in ("bide:settings", "bide:shown")) else None)
 
 
-@fuzz(100, value=mostly(near(st.sampled_from(list(PRESETS))), ODD_VALUES))
-def test_retry_policies_by_name(value: Any) -> None:
-    taken = False
-    with refusals():
-        policy(value)
-        taken = True
-    assert taken == (value is None or (isinstance(value, str) and value in PRESETS))
-
-
 @fuzz(
     400,
     tries=st.sampled_from([1, 5, FOREVER, None, 1.0, True, "3"]) | NUMBERS,
@@ -453,16 +444,6 @@ def test_the_settings_file_of_a_service(text: bytes, tmp_path: Path) -> None:
         ServiceInstance(Bide("memory:"), read_config(str(path)), host="127.0.0.1")
 
 
-def test_another_exception_is_found_and_shrunk() -> None:
-    @fuzz(100, number=st.integers())
-    def case(number: int) -> None:
-        with refusals():
-            raise BadInput("field", number, "something else") if number < 1_000 else KeyError(number)
-
-    with pytest.raises(KeyError, match="1000"):
-        case()
-
-
 def test_a_case_that_does_not_end_is_found() -> None:
     @within(0.2)
     def case() -> None:
@@ -482,17 +463,3 @@ def test_a_refusal_has_to_be_clear() -> None:
             raise unclear
     with pytest.raises(ValueError, match="plain"), refusals():
         raise ValueError("plain")
-
-
-def test_a_case_is_the_same_whenever_it_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.fuzz.cases.TIMES", 1.0)
-    drawn: list[int] = []
-
-    @fuzz(20, number=st.integers())
-    def case(number: int) -> None:
-        drawn.append(number)
-
-    case()
-    case()
-    assert drawn[: len(drawn) // 2] == drawn[len(drawn) // 2 :]
-    assert len(set(drawn)) > 5

@@ -6,12 +6,10 @@ done with a task goes on.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
 import random
 import re
-import socket
 from contextlib import suppress
 from typing import Any
 from unittest.mock import Mock
@@ -19,12 +17,11 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 from asyncpg import connect_utils, exceptions
-from hypothesis import example
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from msgspec import DecodeError
 from msgspec.structs import replace
-from tests.fuzz.cases import NUMBERS, changed, damaged, fuzz, mostly, near, near_bytes, refusals
+from tests.fuzz.cases import NUMBERS, changed, damaged, fuzz, mostly, near_bytes, refusals
 from tests.fuzz.conftest import Loop
 from tests.fuzz.tasks import SOUND, made, records, worked_on
 
@@ -148,97 +145,6 @@ def read_by_the_driver(dsn: str) -> None:
         connect_utils._parse_connect_arguments(dsn=dsn, **unused, **sizes)
     except (exceptions.InterfaceError, ValueError, OSError):
         return
-
-
-V4, V6 = st.integers(0, 2**32 - 1), st.integers(0, 2**128 - 1)
-CALLED = st.one_of(
-    st.sampled_from(
-        ["hooks.example.com", "8.8.8.8", "[2606:4700::1111]", "127.0.0.1", "[::1]", "localhost", "10.0.0.1",
-         "169.254.169.254", "2130706433", "0x7f.1", "0177.0.0.1", "127.1", "[::ffff:10.0.0.1]", "[64:ff9b::a00:1]",
-         "[2002:a00:1::]", "1.1.1.1.", "hooks.example.com.", "0", "[fe80::1%25eth0]", "localhost.", "a.localhost",
-         "xn--bcher-kva.example", "\uff11.1.1.1", "internal.host", "trusted.host:8080"]
-    ),
-    V4.map(str), V4.map(ipaddress.IPv4Address).map(str), V6.map(ipaddress.IPv6Address).map("[{}]".format),
-)  # fmt: skip
-HOOKS = st.builds(
-    "{}://{}{}{}{}".format,
-    st.sampled_from(["https", "http", "HTTPS", "ftp"]),
-    st.sampled_from(["", "", "u:p@", "@"]),
-    CALLED,
-    st.sampled_from(["", "", ":443", ":0", ":99999", ":8080", ":"]),
-    st.sampled_from(["", "/", "/a?b=c", "/%0d%0a", "?x", "#f", "/@evil", "\\@evil"]),
-)
-NETWORK = "192.0.2.0/24"
-
-
-@example(url="https://u:p@/x@h/", allow=(), plain_http=False)
-@fuzz(
-    400,
-    url=HOOKS | changed(HOOKS),
-    allow=st.sampled_from([(), ("trusted.host:8080",), (NETWORK,)]),
-    plain_http=st.booleans(),
-)
-def test_urls_of_webhooks(url: str, allow: tuple[str, ...], plain_http: bool) -> None:
-    """What is let through goes where the C library's own reading says, and that is no address inside."""
-    guard = Guard(allow, plain_http=plain_http)
-    target = None
-    with refusals() as refused:
-        target = guard.target(url)
-    if target is None:
-        assert "//u:p@" not in url or "u:p" not in str(refused[0]), "the password is shown"
-        return
-    parts = urlsplit(url)
-    name = parts.hostname or ""
-    assert parts.scheme in ("http", "https")
-    assert "@" not in parts.netloc
-    assert target.host.startswith(name.rstrip(".")) or ":" in name, f"two parsers read {target.host!r} and {name!r}"
-    if target.trusted:
-        assert target.host in allow
-        return
-    found = read_by_c(name)
-    if found is not None:
-        assert (found in ipaddress.ip_network(NETWORK) and NETWORK in allow) or (
-            found.is_global and not found.is_private and not found.is_loopback
-        )
-        assert guard.refusal(str(found)) is None, f"{found} is let through here and refused there"
-
-
-def read_by_c(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that the C library takes `name` for; None where it is a name."""
-    try:
-        return ipaddress.IPv4Address(socket.inet_aton(name.rstrip(".")))
-    except UnicodeEncodeError:
-        return None
-    except OSError:
-        pass
-    try:
-        return ipaddress.ip_address(name.partition("%")[0])
-    except ValueError:
-        return None
-
-
-@fuzz(
-    400,
-    entry=near(st.sampled_from(["10.1.0.0/16", "receiver.internal:8080", "::1/128", "[::1]:80", "10.0.0.1/8", "h:0"])),
-    address=near(st.sampled_from(["10.1.2.3", "8.8.8.8", "::1", "fe80::1%eth0", "127.0.0.1"])),
-)
-def test_what_an_operator_allows_webhooks_to_call(entry: Any, address: str) -> None:
-    guard = None
-    with refusals():
-        guard = Guard([entry])
-    if guard is None:
-        return
-    refused = guard.refusal(address)
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        assert refused is not None, "no address is let through"
-        return
-    if refused is None:
-        try:
-            assert found.is_global or found in ipaddress.ip_network(entry, strict=False)
-        except ValueError:  # the entry is of a host, and lets no address through
-            assert found.is_global
 
 
 # --- what was found, and is not found by chance again

@@ -124,14 +124,6 @@ def test_days_begin_at_midnight_also_when_the_clocks_change() -> None:
     assert {wall(edge, UTC).strftime("%a %H") for edge in weeks} == {"Mon 00"}
 
 
-def test_half_an_hour_of_summer_time_keeps_hours_on_the_hour() -> None:
-    zone = ZoneInfo("Australia/Lord_Howe")
-    for day in ("2026-04-05", "2026-10-04"):
-        start = millis(f"{day} 00:20", "Australia/Lord_Howe")
-        edges = edges_of(Range(start, start + 8 * HOUR, HOUR), zone)
-        assert {wall(edge, zone).minute for edge in edges} == {0}
-
-
 def test_spans() -> None:
     lengths = {span: around(span, NOW) for span in Span}
     assert lengths[Span.MINUTE] == Range(NOW, NOW + 2 * MINUTE, SECOND)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.conftest import World, stores, virtual
-from tests.waiting import PATIENCE, elapse, in_virtual_time, until
+from tests.waiting import elapse, in_virtual_time
 
-from bide import Bide, Dead, StoreUnavailable
-from bide.core.records import Count, Filter, Found, OutcomeKind, Page, Settlement, State, Tally
+from bide import Bide, StoreUnavailable
+from bide.core.records import Count, Filter, Found, OutcomeKind, Page, Settlement, Tally
 from bide.engine.history import MINUTE, DeliveryCounts, History, rows_between, together
 from bide.engine.pauses import Pauses
 from bide.engine.registry import WakeChannel
@@ -241,21 +239,6 @@ async def test_an_exact_count_that_takes_long_is_bounded(world: World) -> None:
         assert max(upto for upto in store.asked[2:] if upto != COUNTED) == first // 4
 
 
-async def test_more_than_a_store_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bide.insight.overview._TOO_LONG", PATIENCE)
-    async with Bide(f"sqlite:///{tmp_path}/tasks.db") as app, looking(app) as overviews:
-        await fill(app, "big", COUNTED + 2_000, "1h")
-        await fill(app, "due", 3, "0s")
-
-        async def counted_exactly() -> Overview | None:
-            seen = (await overviews.get()).overview()
-            return seen if seen.pending.count.exact else None  # on a slow machine it is not waited for
-
-        seen: Overview | None = await until(counted_exactly, "an exact count")
-        assert seen is not None
-        assert (seen.pending.count, seen.due.count) == (Count(COUNTED + 2_003), Count(3))
-
-
 async def test_a_store_that_is_away_is_said_and_comes_back() -> None:
     store = FaultyStore(MemoryStore())
     async with Bide(store) as app, looking(app) as overviews:
@@ -409,35 +392,3 @@ def test_missed_wake_ups_are_a_warning_for_a_while(monkeypatch: pytest.MonkeyPat
     at[0] += 2
     found = channel.look(notifies=True)
     assert (found.missed, found.missed_lately) == (2, False)
-
-
-@virtual
-async def test_a_real_worker_is_seen_at_work(world: World) -> None:
-    app = world.app()
-
-    @app.handler("good", concurrency=3)
-    async def good(task: Any) -> None:
-        await world.pause(30.0)
-
-    @app.handler("bad")
-    async def bad(task: Any) -> Dead:
-        return Dead("no")
-
-    async with app:
-        await fill(app, "good", 5, "1s")
-        await fill(app, "bad", 2, "1s")
-        async with app.worker(name="the worker"):
-            await world.pause(10.0)
-            seen = await overview(app)
-            assert [(one.name, one.number, one.announced) for one in seen.holders] == [("the worker", 3, True)]
-            assert (seen.due.count, seen.dead) == (Count(2), Count(2))
-            assert seen.minute is not None
-            assert (seen.minute.deliveries.begun, seen.minute.deliveries.dead) == (5, 2)
-            late = seen.minute.deliveries.lateness(0.99)
-            assert late is not None
-            assert late < 10
-            assert not seen.unworked
-            await world.pause(60.0)
-        assert not (await overview(app)).holders
-        assert (await overview(app)).topics[0].topic == "bad"
-        assert {state for _, state in (await app.tally()).counts} == {State.DEAD, State.DONE}

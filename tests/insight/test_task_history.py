@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from msgspec.structs import replace
 from tests.fuzz.tasks import SOUND
 
-from bide import Bide, Done, Retry, Task
+from bide import Bide
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.records import Record, State
 from bide.engine.history import MINUTE
-from bide.insight.task_history import Attempt, Ended, TaskHistory, cohort_of, history_of, task_history
+from bide.insight.task_history import Attempt, Ended, TaskHistory, cohort_of, history_of
 from bide.testing import ManualClock
-from bide.testing.virtual import VirtualClock, VirtualLoop, run_virtual
 
 NOON: Millis = 29_000_000 * MINUTE
 
@@ -85,70 +83,6 @@ def test_what_is_not_known_is_not_made_up() -> None:
     # the log hears of a delivery a moment after it ended, and reckons from then
     found = told(record(attempt=1, failures=1), retry(1, NOON - 5, NOON, NOON + 3_000))
     assert (found.attempts[0].planned, found.attempts[0].late) == (NOON - 5, 0)
-
-
-def test_earlier_lives_are_told_apart() -> None:
-    again = record(id="now", attempt=0, created_at=NOON + 100, due_at=NOON + 100, wake_at=NOON + 100)
-    found = told(
-        again,
-        event(EventKind.DEAD, NOON + 9, id="before", attempt=1, was=NOON + 5, who="w1", what="broken"),
-        change(NOON + 100, "redrive: redriven", None, NOON + 100),
-    )
-    assert (found.attempts, found.missing, found.moved) == ([], [], 0)
-    assert [(one.how, one.error) for one in found.earlier] == [(Ended.DEAD, "broken")]
-    assert [(one.what.partition(":")[0], one.id) for one in found.changes] == [("redrive", found.record.id)]
-
-
-def test_a_real_life_from_a_worker() -> None:
-    """Scheduled, failed, retried, done."""
-
-    async def live(loop: VirtualLoop) -> TaskHistory | None:
-        app = Bide("memory:", keep_done="1h", clock=VirtualClock(loop))
-        done = asyncio.Event()
-
-        @app.handler("order.close")
-        async def close(task: Task[Any]) -> Done | Retry:
-            if task.attempt == 1:
-                return Retry("not yet", delay="2s")
-            done.set()
-            return Done()
-
-        async with app:
-            async with app.worker():
-                await close.schedule(None, key="42", delay="5s")
-                await done.wait()
-            await app.history.flush()
-            return await task_history(app, "order.close", "42")
-
-    found = run_virtual(live)
-    assert found is not None
-    assert [(one.number, one.how.value, one.late, one.error) for one in found.attempts] == [
-        (1, "retry", 0, "not yet"), (2, "done", 0, ""),
-    ]  # fmt: skip
-    assert found.attempts[1].planned == found.attempts[0].again_at
-    assert found.cohort is not None
-    assert (found.cohort.begun, found.cohort.half) == (2, 0)
-
-
-async def test_the_others_of_that_minute() -> None:
-    clock = ManualClock(NOON)
-    async with Bide("memory:", clock=clock) as app:
-        assert await cohort_of(app.store, clock, "a", NOON, NOON) is None
-        app.history.began("a", [NOON, NOON], NOON + 10)
-        await app.history.flush()
-        clock.advance(5 * MINUTE)
-        app.history.began("a", [NOON] * 40, clock.now())
-        app.history.began("b", [NOON] * 7, clock.now())
-        await app.history.flush()
-        found = await cohort_of(app.store, clock, "a", NOON, clock.now())
-        assert found is not None
-        assert (found.planned, found.begun) == (42, 40)
-        assert found.half is not None
-        assert found.half >= 5 * MINUTE
-        assert found.idle == (NOON + MINUTE, NOON + 5 * MINUTE)
-        near = await cohort_of(app.store, clock, "a", NOON, NOON + 10)
-        assert near is not None
-        assert (near.begun, near.half, near.idle) == (2, 10, None)
 
 
 async def test_a_long_wait_is_looked_at_in_part() -> None:

@@ -153,32 +153,6 @@ async def test_two_hundred_wait_and_each_gets_one(many: Many, topic: str, servic
     assert {len(tasks) for tasks in got} == {1}
 
 
-async def test_two_consumers_never_have_the_same_task(many: Many, topic: str) -> None:
-    await many.post("/v1/schedule", [{"topic": topic, "key": str(key), "delay": "0s"} for key in range(300)])
-    seen: list[str] = []
-
-    async def consume() -> None:
-        while tasks := await many.lease(topic, 7, wait="0s"):
-            seen.extend(task["key"] for task in tasks)
-
-    await asyncio.gather(*(consume() for _ in range(8)))
-    assert sorted(seen, key=int) == [str(key) for key in range(300)]
-
-
-async def test_two_instances_on_one_redis(redis_url: str, redis_namespace: str, topic: str) -> None:
-    url = f"{redis_url}?namespace={redis_namespace}&shards=4"
-    with running(url, **KEPT) as one, running(url, **KEPT) as other:
-        async with calling(one.url) as here, calling(other.url) as there:
-            leasing = asyncio.ensure_future(here.lease(topic, wait="60s"))
-            await waiting(one, 1)
-            await there.put(topic, "42", delay="0s")
-            [task] = await leasing
-            settled = await there.post(
-                "/v1/settle", [{"topic": topic, "key": "42", "token": task["token"], "outcome": "done"}]
-            )
-            assert settled == {"settled": [True]}
-
-
 async def test_who_hangs_up_while_the_store_leases_gives_it_back(topic: str) -> None:
     slow = Gated()
     with running(slow, **KEPT) as service:
@@ -327,17 +301,6 @@ def test_a_token_that_is_old_changes_nothing(api: Api, topic: str) -> None:
     assert extended["state"] == "leased"
     assert api.settle(task, "done")
     assert api.done("POST", "/v1/extend", asked) == {"extended": [False, False]}
-
-
-def test_a_lease_of_who_died_comes_back(plain: Api, topic: str) -> None:
-    plain.put(topic, "42", delay="0s")
-    [lost] = plain.lease(topic, lease_for="1s")
-    [task] = plain.lease(topic, wait="60s")
-    assert task["attempt"] == 2
-    assert task["token"] > lost["token"]
-    assert task["id"] == lost["id"]
-    assert not plain.settle(lost, "done")
-    assert plain.settle(task, "done")
 
 
 def test_the_policy_of_the_topic_is_the_files(topic: str) -> None:

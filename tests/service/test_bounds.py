@@ -342,7 +342,7 @@ def check(ground: Ground, body: bytes) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_no_cursor_leads_to_what_is_others(ground: Ground, data: st.DataObject) -> None:
     cursor, where = data.draw(cursors(ground)), data.draw(st.sampled_from(LISTS))
     asked = urlencode({**where, "cursor": cursor, "limit": 50}, errors="surrogatepass")
@@ -370,7 +370,7 @@ def near(real: str) -> st.SearchStrategy[str]:
 
 @pytest.mark.parametrize("ground", ["memory"], indirect=True)
 @given(data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_no_other_token_cookie_or_second_value_counts(ground: Ground, data: st.DataObject) -> None:
     with closing(Api(ground.one.url)) as stranger:
         text = data.draw(near(ground.token))

@@ -207,30 +207,6 @@ async def test_one_who_stops_asking_takes_nothing_from_the_others() -> None:
         assert (await second).ready
 
 
-async def test_a_redis_that_hangs_and_dies_and_comes_back(redis_server: StartsRedis) -> None:
-    server = redis_server()
-    async with Bide(server.url) as app:
-        brief, health = Health(app, every=0, patience=0.2), Health(app, every=0, patience=PATIENCE)
-
-        async def well() -> bool:  # a machine that stands still between the two clocks makes them differ
-            return [check.level for check in (await health.ready()).checks] == [Level.OK] * 3
-
-        _: bool = await until(well, "all to be well")
-        server.pause()
-        try:
-            found = await brief.ready()
-        finally:
-            server.resume()
-        assert found.status == 503
-        assert lines(found)[0] == ("store", Level.FAILED, "no answer within 0.2 s")
-        _ = await until(well, "all to be well again")
-
-        server.kill()
-        assert (await brief.ready()).status == 503
-        server.restart()
-        _ = await until(well, "all to be well at the end")
-
-
 async def test_sqlite_is_asked_for_its_schema(tmp_path: Any) -> None:
     async with Bide(f"sqlite:///{tmp_path}/health.db") as app:
         found = await ready(app, patience=PATIENCE)
@@ -285,25 +261,6 @@ def test_a_store_that_goes_away_and_comes_back(redis_server: StartsRedis) -> Non
         assert [task["key"] for task in api.lease("a", 10, wait="60s")] == ["c"]
 
 
-def test_a_full_store_still_drains(redis_server: StartsRedis) -> None:
-    server = redis_server(options={"maxmemory": "20mb", "maxmemory-policy": "noeviction"})
-    with running(f"{server.url}?shards=2", **KEPT) as service, closing(Api(service.url)) as api:
-        for key in ("leased", "cancelled"):
-            api.put("a", key, delay="0s" if key == "leased" else "1h")
-        payload = "x" * 100_000
-        reply = api("PUT", at("big", "0"), {"delay": "1h", "payload": payload})
-        for number in range(1, 1_000):
-            if reply.status != 201:
-                break
-            reply = api("PUT", at("big", str(number)), {"delay": "1h", "payload": payload})
-        assert reply.status == 507, reply
-        assert int(reply.headers["retry-after"]) >= 1
-        assert reply.json["type"] == "urn:bide:store-full"
-        [task] = api.lease("a")
-        assert api.settle(task, "done")
-        assert api("DELETE", at("a", "cancelled")).answer == (200, "cancelled")
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [(StoreUnavailable("away"), 503), (StoreFull("full"), 507), (StoreCorrupt("odd"), 503),
@@ -325,20 +282,6 @@ def test_what_the_store_raises_has_a_status(error: Exception, status: int) -> No
         assert reply.status == status
         failing = False
         assert api.get("a", "b")["state"] == "waiting"
-
-
-async def test_two_hundred_calls_are_few_of_the_store() -> None:
-    store = Gated()
-    with running(store, **KEPT) as service:
-        async with calling(service.url) as many:
-            for verb, method, ask in (("add", "PUT", {"delay": "1h"}), ("get", "GET", None)):
-                store.held.add(verb)
-                before = store.calls.get(verb, 0)
-                asked = [asyncio.ensure_future(many(method, at("a", str(number)), ask)) for number in range(200)]
-                await until(lambda: len(service.server.server_state.tasks) == 200, "all to have arrived")
-                store.held.clear()
-                assert {status for status, _ in await asyncio.gather(*asked)} <= {200, 201}
-                assert store.calls[verb] - before < 10
 
 
 async def test_a_slow_store_answers_those_who_wait_for_something_else() -> None:

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
 from tests.service.calling import Api, Running, at, running
 from tests.service.test_access import make
-from tests.waiting import pause, wait_until
+from tests.waiting import pause
 
 from bide import BadInput, Bide, SetupError, SystemClock, Task
 from bide.core.instants import Millis
@@ -110,21 +109,6 @@ def test_consumers_get_nothing_of_it_and_are_told(api: Api, topic: str) -> None:
     assert api.done("POST", "/v1/lease", {"topics": {topic: 1}}) == {"tasks": [], "paused": [topic]}
     api.done("DELETE", pause_of(topic))
     assert [task["key"] for task in api.lease(topic, wait="60s")] == ["k"]
-
-
-def test_a_consumer_that_waits_gets_it_when_it_is_resumed(
-    service: Running, api: Api, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pauses, "EVERY", 3_600.0)  # this instance need not look first
-    api.done("PUT", pause_of(topic))
-    api.put(topic, "k", delay="0s")
-    waiting = Api(service.url)
-    with ThreadPoolExecutor(1) as thread:
-        waits = thread.submit(waiting.lease, topic, wait="60s")
-        wait_until(lambda: service.serving._long_poll.waiting > 0, "somebody who waits in the long poll")
-        api.done("DELETE", pause_of(topic))
-        assert [task["key"] for task in waits.result()] == ["k"]
-    waiting.close()
 
 
 def test_the_topics_and_their_counts(api: Api, topic: str) -> None:

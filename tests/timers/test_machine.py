@@ -26,7 +26,9 @@ class TimerMachine(RuleBasedStateMachine):
         self.timers: list[Timer[int]] = [
             HeapTimer(start=start),
             HashedWheel(start=start),
+            HashedWheel(slots=1, start=start),
             HashedWheel(tick=3, slots=5, start=start),
+            HashedWheel(tick=1000, slots=3600, start=start),
             HashedWheel(tick=50, slots=40, start=start),
             HierarchicalWheel(start=start),
         ]
@@ -71,7 +73,7 @@ class TimerMachine(RuleBasedStateMachine):
         if self.model:
             self._advance(min(self.model.values()) - 1)
 
-    @rule(which=st.integers(0, 4))
+    @rule(which=st.integers(0, 6))
     def advance_to_what_one_of_them_says(self, which: int) -> None:
         deadline = self.timers[which].next_deadline()
         if deadline is not None:

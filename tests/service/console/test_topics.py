@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from datetime import UTC
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from bide.core.names import SHOWN_TOPIC
 from bide.engine.history import MINUTE, DeliveryCounts, MinuteRow, _encode, bucket_of
 from bide.engine.registry import Channel, RouteSettings, announced_routes
 from bide.engine.settings_store import SettingsStore
-from bide.insight.minute_log import QUARTER, QUARTERS, Flow, LastDay, Quarter
+from bide.insight.minute_log import QUARTER, QUARTERS, Flow, Quarter
 from bide.service.access import Verb
 from bide.service.console.i18n import Locale, translations
 from bide.service.console.overview import bars, grade, wake_up_status
@@ -366,24 +365,3 @@ def test_whatever_happened_stays_within_the_picture(quarters: list[tuple[int, in
     for path in (day.half, day.nearly_all):
         assert all(0 <= int(y) <= HEIGHT for y in re.findall(r"M\d+ (-?\d+)", path) + re.findall(r"V(-?\d+)", path))
     assert day_chart([]) is None
-
-
-async def test_the_day_is_read_once_and_then_only_what_is_new(tmp_path: Path) -> None:
-    async with Bide(f"sqlite:///{tmp_path}/tasks.db") as app:
-        began = app.clock.now()
-        await write_past(app, 300, t=past(done=5))
-        await write_past(app, 1, t=past(done=7))
-        day = LastDay(app)
-        assert day.quarters("t") == ()
-        await day.read()
-        quarters = day.quarters("t")
-        assert len(quarters) == QUARTERS
-        assert [quarter.deliveries.done for quarter in quarters if quarter.deliveries.done] == [5, 7]
-        assert quarters[-1].since <= app.clock.now()
-        assert began < quarters[-1].since + QUARTER
-        await write_past(app, 2, t=past(done=1))
-        await write_past(app, 300, t=past(done=50))  # too old to be looked at again so soon
-        await day.read()
-        assert next(quarter.deliveries.done for quarter in day.quarters("t") if quarter.deliveries.done) == 5
-        assert sum(quarter.deliveries.done for quarter in day.quarters("t")) == 13
-        await day.close()
