@@ -85,6 +85,7 @@ CHANGES: dict[str, Change] = {
     "move": Move("t", "k", At(NOW + HOUR)),
     "cancel": Cancel("t", "k"),
     "cancel and keep": Cancel("t", "k", KEPT),
+    "cancel and keep until now": Cancel("t", "k", LATER),
     "redrive": Redrive("t", "k", "", In(HOUR)),
 }
 IF_TOKEN: dict[str, NewTask | Change] = {name: one for name, one in SCHEDULES.items() if "later" in name}
@@ -97,7 +98,7 @@ SETTLES = {
     "retry without an error": retry(HELD, In(MINUTE), error=None),
     "defer": defer(HELD, In(MINUTE)),
     "dead": dead(HELD),
-    "dead and forgotten": dead(HELD, keep_until=0),
+    "dead and forgotten": dead(HELD, keep_until=LATER),
     "dead by the last failure": dead(HELD, error=None),
     "dead by a failure": replace(dead(HELD), failed=True),
 }
@@ -116,7 +117,8 @@ class EveryCell(SuiteBase):
     """P4: every call is one transition, and does what the lifecycle says for every state of the task.
 
     P2: then every query and the next lease find the task as it was answered. P5: and no earlier version of it.
-    P3: an extend and a settle apply to the live lease alone. P12: the token of a new version is higher.
+    P3: an extend and a settle apply to the live lease alone. P10: what has ended is purged, and nothing else. P12: the
+    token of a new version is higher.
     """
 
     @pytest.mark.parametrize("asked", CALLS.values(), ids=CALLS)
@@ -124,6 +126,18 @@ class EveryCell(SuiteBase):
     async def test_every_call_in_every_state(self, store: Store, state: State | None, asked: Call) -> None:
         old = await lived(store, state)
         await self.shown(store, old)
+        await self._does(store, meant(asked, "t", old), old)
+
+    @pytest.mark.parametrize("asked", [*SCHEDULES.values(), *CHANGES.values()], ids=[*SCHEDULES, *CHANGES])
+    @pytest.mark.parametrize(
+        ("state", "keep_until"),
+        [(State.DONE, LATER), (State.CANCELLED, LATER), (State.DEAD, LATER), (State.DONE, LATER + 1)],
+    )
+    async def test_one_whose_retention_is_over_is_absent(
+        self, store: Store, state: State, keep_until: Millis, asked: Call
+    ) -> None:
+        """P10: for every verb, from that millisecond on, though it was not purged."""
+        old = await lived(store, state, keep_until=keep_until)
         await self._does(store, meant(asked, "t", old), old)
 
     @pytest.mark.parametrize(
@@ -167,6 +181,9 @@ class EveryCell(SuiteBase):
         if now_is != old:
             assert old is None or token == 0 or token > old.token or isinstance(asked, Lease)
             await self.alone(store, now_is, now=now)
+            ended = now_is is not None and not now_is.state.live
+            assert await store.purge(now=KEPT, limit=10) == ended, "what lives is never purged"
+            assert (await look(store, Ref("t", "k")) is None) is (now_is is None or ended)
         return now_is
 
 
