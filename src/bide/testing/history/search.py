@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import accumulate, count, islice
+from itertools import accumulate, chain, count, islice
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from bide.core.records import OnConflict, Result, State
+from bide.core.records import State
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event
 from bide.testing.history.gathered import (
@@ -389,7 +389,8 @@ class Unseen:
         Their answers were lost or incomplete. An answer is incomplete when a call is sent again or a part of the store
         is away: it omits the tasks that have changed hands since.
         """
-        if earliest(task.wake_at) > token // 1000 or not self._looks_taken(task, token, at):
+        counted = self._counted(task, token)
+        if earliest(task.wake_at) > token // 1000 or not (counted or self._helps(task, held(task, ANY), token, at)):
             return []
         if earliest(task.wake_at) > self._moves.clocks.highest(at.soonest) + self._moves.slack:
             return []
@@ -404,7 +405,7 @@ class Unseen:
         for leasings in self._leasings:
             # only the lease that ends first is tried: a later end explains no more, unless exactly that end was shown.
             # A second unreported lease in a row is tried only for such an end, or where attempts were counted
-            if not again or self._counted(task, token):
+            if not again or counted:
                 found += islice(self._untold(leasings.in_order, at), 1)
             for until in shown:
                 found += self._untold(leasings.by_until.get(until, ()), at)
@@ -417,38 +418,18 @@ class Unseen:
                 yield leasing
 
     def _returned(self, task: Task, token: int, at: Search) -> list[Way]:
-        """Unreported leases that the store itself has ended, if the next version suggests one."""
-        if not self._looks_returned(task, token):
-            return []
+        """Unreported leases that the store itself has ended, if that could lead to the next version."""
+        call, back = 0, NOBODY
         if task.state is _LEASED and task.token is not ANY and task.token not in self._told:
-            return [(0, given_back(task, (task.token // 1000 - self._moves.clocks.fallback, NEVER)))]
-        if earliest(task.wake_at) > self._moves.clocks.highest(at.soonest) + self._moves.slack:
-            return []
-        for leasings in self._leasings:
-            for leasing in self._untold(leasings.in_order, at):
-                held = replace(task, attempt=task.attempt + 1)
-                return [(leasing.call, given_back(held, self._moves.after(leasing)))]
-        return []
-
-    def _looks_returned(self, task: Task, token: int) -> bool:
-        """True if the next version is of this life and shows it released or due at another time."""
-        held = task.state is _LEASED
-        plan = task.planned_at if held else task.wake_at
-        for op in self._versions.get(token, ()):
-            seen, answer = op.seen, op.answer
-            assert seen is not None
-            if type(answer) is ev.Answered and answer.was is not None and not same(task.wake_at, answer.was):
-                return True
-            if not same(task.id, seen.id):
-                continue
-            if seen.planned_at and not same(plan, seen.planned_at):
-                return True
-            if op.kind == LEASED and seen.losses < task.losses + held:
-                return True
-            waited = seen.state is (_WAITING if op.kind == SHOWN else State.CANCELLED)
-            if waited and not seen.planned_at and (held or not same(task.wake_at, seen.wake_at)):
-                return True
-        return False
+            back = given_back(task, (task.token // 1000 - self._moves.clocks.fallback, NEVER))
+        elif earliest(task.wake_at) <= self._moves.clocks.highest(at.soonest) + self._moves.slack:
+            for leasing in chain(*(self._untold(leasings.in_order, at) for leasings in self._leasings)):
+                call, back = leasing.call, given_back(held(task, ANY), self._moves.after(leasing))
+                break
+        helps = back is not NOBODY and (
+            self._helps(task, back, token, at) or self._helps(task, held(back, ANY), token, at)
+        )
+        return [(call, back)] if helps else []
 
     def _counted(self, task: Task, token: int) -> bool:
         """True if the next version is of this life and has more attempts."""
@@ -458,30 +439,11 @@ class Unseen:
                 return True
         return False
 
-    def _looks_taken(self, task: Task, token: int, at: Search) -> bool:
-        """True if the next version suggests an unseen lease before it."""
-        if self._counted(task, token):
-            return True
-        taken = task.state is _LEASED and task.token is ANY
-        for op in self._versions.get(token, ()):
-            answer, ask = op.answer, op.ask
-            if type(answer) is ev.Answered and answer.result is Result.REPLACED and type(ask) is ev.Asked:
-                if answer.was is not None and not same(task.wake_at, answer.was):
-                    return True
-                if ask.on_conflict is OnConflict.LATEST and not taken:
-                    return True
-        if taken:
-            return False
-        for op in at.active:
-            if op.kind == REFUSED and task.token == op.token:
-                return True
-        for place, lost in self._lost:
-            if place > at.soonest:
-                break
-            if type(lost) is ev.Asked and lost.call not in at.used:
-                # a caller knew a version that no answer reported; or the change is possible only after a lease
-                if lost.if_token is not None and at.last < lost.if_token < token:
-                    return True
-                if lost.on_conflict is OnConflict.LATEST and task.state is _WAITING:
-                    return True
-        return False
+    def _helps(self, task: Task, made: Task, token: int, at: Search) -> bool:
+        """True if this unseen change makes the next operation right, or a lost call possible that was not before it."""
+        return not self._is_unlikely(made, token, at.active) or any(
+            place <= at.soonest and lost.call not in at.used
+            and self._made(task, lost, self._moves.after(lost)) is NOBODY
+            and self._made(made, lost, self._moves.after(lost)) is not NOBODY
+            for place, lost in self._lost
+        )  # fmt: skip
