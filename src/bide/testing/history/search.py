@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import accumulate, chain, count, islice
+from itertools import accumulate, count, islice
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -355,17 +355,15 @@ class Unseen:
         return any(one != call and one not in used for one in begun)
 
     def _is_unlikely(self, made: Task | None, token: int, active: list[Op]) -> bool:
-        """True if the next operation would still be wrong after this change."""
-        for op in active:
-            if op.kind <= LAST_WRITE and op.token == token:
-                return self._moves.write(made, op) is not None
-            if op.kind == SHOWN and op.token == token:
-                return made is None or self._moves.read(made, op) is not None
-            if op.kind == ABSENT and made is None:
-                return False
-            if op.kind == REFUSED and (made is None or made.token != op.token):
-                return False
-        return True
+        """True if every next operation would still be wrong after this change."""
+        moves = self._moves
+        return not any(
+            moves.write(made, op) is None if op.kind <= LAST_WRITE and op.token == token
+            else made is not None and moves.read(made, op) is None if op.kind == SHOWN and op.token == token
+            else made is None if op.kind == ABSENT
+            else op.kind == REFUSED and (made is None or made.token != op.token)
+            for op in active
+        )  # fmt: skip
 
     # --- changes by clients and holders
 
@@ -389,8 +387,7 @@ class Unseen:
         Their answers were lost or incomplete. An answer is incomplete when a call is sent again or a part of the store
         is away: it omits the tasks that have changed hands since.
         """
-        counted = self._counted(task, token)
-        if earliest(task.wake_at) > token // 1000 or not (counted or self._helps(task, held(task, ANY), token, at)):
+        if earliest(task.wake_at) > token // 1000 or not self._looks_taken(task, token, at):
             return []
         if earliest(task.wake_at) > self._moves.clocks.highest(at.soonest) + self._moves.slack:
             return []
@@ -405,7 +402,7 @@ class Unseen:
         for leasings in self._leasings:
             # only the lease that ends first is tried: a later end explains no more, unless exactly that end was shown.
             # A second unreported lease in a row is tried only for such an end, or where attempts were counted
-            if not again or counted:
+            if not again or self._counted(task, token):
                 found += islice(self._untold(leasings.in_order, at), 1)
             for until in shown:
                 found += self._untold(leasings.by_until.get(until, ()), at)
@@ -418,18 +415,38 @@ class Unseen:
                 yield leasing
 
     def _returned(self, task: Task, token: int, at: Search) -> list[Way]:
-        """Unreported leases that the store itself has ended, if that could lead to the next version."""
-        call, back = 0, NOBODY
+        """Unreported leases that the store itself has ended, if the next version suggests one."""
+        if not self._looks_returned(task, token):
+            return []
         if task.state is _LEASED and task.token is not ANY and task.token not in self._told:
-            back = given_back(task, (task.token // 1000 - self._moves.clocks.fallback, NEVER))
-        elif earliest(task.wake_at) <= self._moves.clocks.highest(at.soonest) + self._moves.slack:
-            for leasing in chain(*(self._untold(leasings.in_order, at) for leasings in self._leasings)):
-                call, back = leasing.call, given_back(held(task, ANY), self._moves.after(leasing))
-                break
-        helps = back is not NOBODY and (
-            self._helps(task, back, token, at) or self._helps(task, held(back, ANY), token, at)
-        )
-        return [(call, back)] if helps else []
+            return [(0, given_back(task, (task.token // 1000 - self._moves.clocks.fallback, NEVER)))]
+        if earliest(task.wake_at) > self._moves.clocks.highest(at.soonest) + self._moves.slack:
+            return []
+        for leasings in self._leasings:
+            for leasing in self._untold(leasings.in_order, at):
+                held = replace(task, attempt=task.attempt + 1)
+                return [(leasing.call, given_back(held, self._moves.after(leasing)))]
+        return []
+
+    def _looks_returned(self, task: Task, token: int) -> bool:
+        """True if the next version is of this life and shows it released or due at another time."""
+        held = task.state is _LEASED
+        plan = task.planned_at if held else task.wake_at
+        for op in self._versions.get(token, ()):
+            seen, answer = op.seen, op.answer
+            assert seen is not None
+            if type(answer) is ev.Answered and answer.was is not None and not same(task.wake_at, answer.was):
+                return True
+            if not same(task.id, seen.id):
+                continue
+            if seen.planned_at and not same(plan, seen.planned_at):
+                return True
+            if op.kind == LEASED and seen.losses < task.losses + held:
+                return True
+            waited = seen.state is (_WAITING if op.kind == SHOWN else State.CANCELLED)
+            if waited and not seen.planned_at and (held or not same(task.wake_at, seen.wake_at)):
+                return True
+        return False
 
     def _counted(self, task: Task, token: int) -> bool:
         """True if the next version is of this life and has more attempts."""
@@ -439,11 +456,16 @@ class Unseen:
                 return True
         return False
 
-    def _helps(self, task: Task, made: Task, token: int, at: Search) -> bool:
-        """True if this unseen change makes the next operation right, or a lost call possible that was not before it."""
-        return not self._is_unlikely(made, token, at.active) or any(
-            place <= at.soonest and lost.call not in at.used
-            and self._made(task, lost, self._moves.after(lost)) is NOBODY
-            and self._made(made, lost, self._moves.after(lost)) is not NOBODY
-            for place, lost in self._lost
+    def _looks_taken(self, task: Task, token: int, at: Search) -> bool:
+        """True if an unseen lease counts, makes the next operation right, or a lost call possible that was not."""
+        leased, after = held(task, ANY), self._moves.after
+        return (
+            self._counted(task, token)
+            or not self._is_unlikely(leased, token, at.active)
+            or any(
+                place <= at.soonest and lost.call not in at.used
+                and self._made(task, lost, after(lost)) is NOBODY
+                and self._made(leased, lost, after(lost)) is not NOBODY
+                for place, lost in self._lost
+            )
         )  # fmt: skip
