@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
-from bide.core.instants import At, Due, In, Millis
+from bide.core.instants import LAST_INSTANT, At, Due, In, Millis
 from bide.core.names import new_id
 from bide.core.records import (
     Cancel,
@@ -497,8 +497,10 @@ class SuiteBase:
         wake = record.wake_at
         if wake > now:
             await self.rests_until(store, wake, now=wake - 1)
-        held = await take(store, now=max(wake, now), holder="another")
-        assert held == lifecycle.lease(record, max(wake, now), max(wake, now) + LEASE, "another", held.token)
+        at = max(wake, now)
+        until = min(at + LEASE, LAST_INSTANT)
+        held = await take(store, now=at, lasts=until - at, holder="another")
+        assert held == lifecycle.lease(record, at, until, "another", held.token)
         assert held.token > record.token
         assert await see(store, held) == held
 
