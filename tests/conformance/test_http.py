@@ -18,8 +18,8 @@ from bide.stores.sqlite import SqliteStore
 from bide.testing.store_machine import play
 from bide.testing.store_suite import StoreSuite
 from bide.testing.store_suite.base import SuiteBase
+from bide.testing.store_suite.calls import Batches, OddInput
 from bide.testing.store_suite.capabilities import Listening, Opening, Remembering
-from bide.testing.store_suite.verbs import Batches, OddInput
 
 
 class Binding(SuiteBase):

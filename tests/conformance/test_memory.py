@@ -8,9 +8,9 @@ from typing import ClassVar
 from bide.ports import StoreFacade
 from bide.stores.memory import MemoryStore
 from bide.testing.store_suite import StoreSuite
+from bide.testing.store_suite.calls import Batches
 from bide.testing.store_suite.capabilities import Announcing, Listening, Opening, Remembering
 from bide.testing.store_suite.finding import Counting
-from bide.testing.store_suite.verbs import Batches
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
 
 

@@ -16,8 +16,8 @@ from bide.stores.redis import RedisStore
 from bide.stores.redis.layout import Layout
 from bide.testing.store_suite import StoreSuite
 from bide.testing.store_suite.base import SuiteBase
+from bide.testing.store_suite.calls import Batches, OddInput
 from bide.testing.store_suite.capabilities import Announcing, Listening, Opening, Remembering
-from bide.testing.store_suite.verbs import Batches, OddInput
 
 
 class RedisSuite(SuiteBase):

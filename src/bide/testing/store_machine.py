@@ -152,10 +152,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert answer == expected, asked
             if answer.record is not None:
                 self.seen(answer.record)
-            if after is not None:
-                self.records[ref] = after
-            elif answer.record is not None:
-                del self.records[ref]
+            self.keep_record(ref, after)
 
     # workers
 
@@ -227,10 +224,7 @@ class StoreMachine(RuleBasedStateMachine):
             now_is = now_are[ref]
             expected, after = effect(one, self.records.get(ref), self.now, 0 if now_is is None else now_is.token)
             assert ok is expected, one
-            if ok and after is None:
-                del self.records[ref]
-            elif after is not None:
-                self.records[ref] = after
+            self.keep_record(ref, after)
         self.are_as_they_must_be(now_are)
 
     @rule(limit=st.sampled_from([1, 2, 100]))
@@ -305,6 +299,12 @@ class StoreMachine(RuleBasedStateMachine):
         """The live tasks of the topic as they must be, the earliest first."""
         live = [one for one in self.records.values() if one.topic == topic and one.state.live]
         return sorted(live, key=lambda one: one.wake_at)
+
+    def keep_record(self, ref: Ref, record: Record | None) -> None:
+        if record is None:
+            self.records.pop(ref, None)
+        else:
+            self.records[ref] = record
 
     def seen(self, record: Record) -> None:
         """Check that the token of a new version is higher than each before it."""

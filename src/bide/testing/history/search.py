@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from bide.core.records import OnConflict, Result, State
+from bide.core.records import State
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event
 from bide.testing.history.gathered import (
@@ -355,17 +355,15 @@ class Unseen:
         return any(one != call and one not in used for one in begun)
 
     def _is_unlikely(self, made: Task | None, token: int, active: list[Op]) -> bool:
-        """True if the next operation would still be wrong after this change."""
-        for op in active:
-            if op.kind <= LAST_WRITE and op.token == token:
-                return self._moves.write(made, op) is not None
-            if op.kind == SHOWN and op.token == token:
-                return made is None or self._moves.read(made, op) is not None
-            if op.kind == ABSENT and made is None:
-                return False
-            if op.kind == REFUSED and (made is None or made.token != op.token):
-                return False
-        return True
+        """True if every next operation would still be wrong after this change."""
+        moves = self._moves
+        return not any(
+            moves.write(made, op) is None if op.kind <= LAST_WRITE and op.token == token
+            else made is not None and moves.read(made, op) is None if op.kind == SHOWN and op.token == token
+            else made is None if op.kind == ABSENT
+            else op.kind == REFUSED and (made is None or made.token != op.token)
+            for op in active
+        )  # fmt: skip
 
     # --- changes by clients and holders
 
@@ -459,29 +457,15 @@ class Unseen:
         return False
 
     def _looks_taken(self, task: Task, token: int, at: Search) -> bool:
-        """True if the next version suggests an unseen lease before it."""
-        if self._counted(task, token):
-            return True
-        taken = task.state is _LEASED and task.token is ANY
-        for op in self._versions.get(token, ()):
-            answer, ask = op.answer, op.ask
-            if type(answer) is ev.Answered and answer.result is Result.REPLACED and type(ask) is ev.Asked:
-                if answer.was is not None and not same(task.wake_at, answer.was):
-                    return True
-                if ask.on_conflict is OnConflict.LATEST and not taken:
-                    return True
-        if taken:
-            return False
-        for op in at.active:
-            if op.kind == REFUSED and task.token == op.token:
-                return True
-        for place, lost in self._lost:
-            if place > at.soonest:
-                break
-            if type(lost) is ev.Asked and lost.call not in at.used:
-                # a caller knew a version that no answer reported; or the change is possible only after a lease
-                if lost.if_token is not None and at.last < lost.if_token < token:
-                    return True
-                if lost.on_conflict is OnConflict.LATEST and task.state is _WAITING:
-                    return True
-        return False
+        """True if an unseen lease counts, makes the next operation right, or a lost call possible that was not."""
+        leased, after = held(task, ANY), self._moves.after
+        return (
+            self._counted(task, token)
+            or not self._is_unlikely(leased, token, at.active)
+            or any(
+                place <= at.soonest and lost.call not in at.used
+                and self._made(task, lost, after(lost)) is NOBODY
+                and self._made(leased, lost, after(lost)) is not NOBODY
+                for place, lost in self._lost
+            )
+        )  # fmt: skip

@@ -14,10 +14,9 @@ Tests of optional capabilities are skipped for stores without them. No test slee
 
 from __future__ import annotations
 
+from bide.testing.store_suite.calls import Batches, EveryCell, Fairness, Holding, Leasing, OddInput, Racing, Tokens
 from bide.testing.store_suite.capabilities import Announcing, Joining, Listening, Opening, Remembering, Retention
-from bide.testing.store_suite.delivering import Fairness, Holding, Leasing, Racing, Tokens
 from bide.testing.store_suite.finding import Counting, Finding
-from bide.testing.store_suite.verbs import Batches, EveryCell, OddInput
 
 __all__ = ["StoreSuite"]
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
-from bide.core.instants import At, Due, In, Millis
+from bide.core.instants import LAST_INSTANT, At, Due, In, Millis
 from bide.core.names import new_id
 from bide.core.records import (
     Cancel,
@@ -206,12 +206,16 @@ async def bring(
     record = await put_one(store, task)
     if state is State.WAITING:
         return record
+    held = record if state is State.CANCELLED else await take(store, topic=topic)
+    return await _brought(store, state, held, keep_until, NOW)
+
+
+async def _brought(store: Store, state: State, held: Record, keep_until: Millis, now: Millis) -> Record:
+    """Bring the task from its lease into `state`; a cancelled one may wait."""
     if state is State.CANCELLED:
-        return record_of(await do(store, Cancel(topic, key, keep_until)))
-    held = await take(store, topic=topic)
-    if state is not State.LEASED:
-        outcome = dead(held, keep_until=keep_until) if state is State.DEAD else done(held, keep_until=keep_until)
-        assert await settle(store, outcome)
+        await do(store, Cancel(held.topic, held.key, keep_until), now=now)
+    elif not state.live:
+        assert await settle(store, (dead if state is State.DEAD else done)(held, keep_until=keep_until), now=now)
     return await see(store, held)
 
 
@@ -227,15 +231,10 @@ async def lived(store: Store, state: State | None, *, keep_until: Millis = KEPT)
     held = await take(store, now=NOW + SECOND)
     wake = At(NOW + DAY) if state is State.WAITING else In(SECOND)
     assert await settle(store, retry(held, wake, error="the first failure"), now=NOW + SECOND)
-    if state is not State.WAITING:
-        await take(store, now=NOW + 2 * SECOND, lasts=SECOND)
-        held = await take(store, now=NOW + 3 * SECOND)
-    if state is State.CANCELLED:
-        await do(store, Cancel("t", "k", keep_until), now=NOW + 3 * SECOND)
-    elif not state.live:
-        ended = (done if state is State.DONE else dead)(held, keep_until=keep_until)
-        assert await settle(store, ended, now=NOW + 3 * SECOND)
-    return await see(store, held)
+    if state is State.WAITING:
+        return await see(store, held)
+    await take(store, now=NOW + 2 * SECOND, lasts=SECOND)
+    return await _brought(store, state, await take(store, now=NOW + 3 * SECOND), keep_until, NOW + 3 * SECOND)
 
 
 class Take(NamedTuple):
@@ -291,22 +290,24 @@ async def call(store: Store, asked: Call, now: Millis) -> object:
 
 def effect(asked: Call, old: Record | None, now: Millis, token: int) -> tuple[object, Record | None]:
     """The answer that the lifecycle gives to the call, and the task after it; `token` is that of a new version."""
-    record = None if old is None or lifecycle.gone(old, now) else old
+    there = None if old is None or lifecycle.gone(old, now) else old
     if isinstance(asked, Take):
-        if record is None or not lifecycle.may_lease(record, now):
-            return [], record
-        record = lifecycle.lease(record, now, now + LEASE, asked.holder, token)
+        if there is None or not lifecycle.may_lease(there, now):
+            return [], old
+        record = lifecycle.lease(there, now, now + LEASE, asked.holder, token)
         return [record], record
     if isinstance(asked, Settlement | Lease):
-        if record is None or not lifecycle.holds(record, asked.token):
-            return False, record
+        if there is None or not lifecycle.holds(there, asked.token):
+            return False, old
         if isinstance(asked, Lease):
-            return True, lifecycle.extend(record, now + HOUR)
-        record = lifecycle.settle(asked, record, now, token)
+            return True, lifecycle.extend(there, now + HOUR)
+        record = lifecycle.settle(asked, there, now, token)
         return True, None if lifecycle.gone(record, now) else record
     decide: Any = lifecycle.schedule if isinstance(asked, NewTask) else lifecycle.change
-    answer: Answer = decide(asked, record, now, token)
-    return answer, None if answer.record is None or lifecycle.gone(answer.record, now) else answer.record
+    answer: Answer = decide(asked, there, now, token)
+    if answer.record is None:
+        return answer, old
+    return answer, None if lifecycle.gone(answer.record, now) else answer.record
 
 
 async def pages(store: Verbs, where: Filter, limit: int) -> AsyncIterator[list[Record]]:
@@ -496,8 +497,10 @@ class SuiteBase:
         wake = record.wake_at
         if wake > now:
             await self.rests_until(store, wake, now=wake - 1)
-        held = await take(store, now=max(wake, now), holder="another")
-        assert held == lifecycle.lease(record, max(wake, now), max(wake, now) + LEASE, "another", held.token)
+        at = max(wake, now)
+        until = min(at + LEASE, LAST_INSTANT)
+        held = await take(store, now=at, lasts=until - at, holder="another")
+        assert held == lifecycle.lease(record, at, until, "another", held.token)
         assert held.token > record.token
         assert await see(store, held) == held
 

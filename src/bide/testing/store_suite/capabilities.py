@@ -18,7 +18,7 @@ from bide.core.errors import BadInput, StoreUnavailable
 from bide.core.events import Event, EventKind
 from bide.core.instants import At, In, Millis
 from bide.core.names import new_id
-from bide.core.records import Cancel, Change, Filter, Lease, Move, OnConflict, Page, Redrive, Ref, Result, State
+from bide.core.records import Cancel, Filter, Lease, Move, Page, Ref, Result, State
 from bide.ports import JoinsTransaction, KeepsEvents, Store, WorkerRegistry
 from bide.testing.store_suite.base import (
     DAY,
@@ -31,7 +31,6 @@ from bide.testing.store_suite.base import (
     TIMED,
     Notices,
     SuiteBase,
-    add_all,
     bring,
     call,
     change_all,
@@ -429,22 +428,6 @@ ENDED = [State.DONE, State.CANCELLED, State.DEAD]
 class Retention(SuiteBase):
     """P10: nothing is left of a task that has ended when its retention is over."""
 
-    @pytest.mark.parametrize("keep_until", [0, NOW - 1, NOW])
-    @pytest.mark.parametrize("state", ENDED, ids=str)
-    async def test_what_need_not_be_kept_is_forgotten_in_the_same_transition(
-        self, store: Store, state: State, keep_until: int
-    ) -> None:
-        await put_one(store, new(group="before"))
-        if state is State.CANCELLED:
-            answer = await do(store, Cancel("t", "k", keep_until))
-            assert (answer.result, record_of(answer).keep_until) == (Result.CANCELLED, keep_until)
-        else:
-            assert await settle(
-                store, (done if state is State.DONE else dead)(await take(store), keep_until=keep_until)
-            )
-        await self.alone(store, None, now=NOW)
-        assert await store.purge(now=NOW + DAY, limit=10) == 0
-
     @pytest.mark.parametrize("state", ENDED, ids=str)
     async def test_what_is_kept_is_there_until_its_time_and_not_a_moment_longer(
         self, store: Store, state: State
@@ -455,34 +438,6 @@ class Retention(SuiteBase):
         assert await store.purge(now=NOW + HOUR, limit=10) == 1
         await self.alone(store, None, now=NOW + HOUR)
 
-    @pytest.mark.parametrize("state", ENDED, ids=str)
-    async def test_from_its_time_on_it_is_gone_for_every_verb_whether_or_not_it_was_purged(
-        self, store: Store, state: State
-    ) -> None:
-        ended = await bring(store, state, group="g", keep_until=NOW + HOUR)
-        assert ended is not None
-        asked: list[Change] = [Move("t", "k", In(0)), Cancel("t", "k"), Redrive("t", "k", new_id(), In(0))]
-        last, end = NOW + HOUR - 1, NOW + HOUR
-        words = {(await do(store, one, now=last)).result for one in asked if state is not State.DEAD}
-        assert words <= {Result.FINISHED}, "a moment before"
-        for one in asked:
-            answer = await do(store, one, now=end)
-            assert (answer.result, answer.record) == (Result.NOT_FOUND, None)
-        for number, mode in enumerate(OnConflict):
-            key = f"{mode}"
-            before = await bring(store, state, key, topic=key, group="g", keep_until=NOW + HOUR)
-            assert before is not None
-            task = new(key, topic=key, group="h", due=At(end + number), on_conflict=mode)
-            [answer] = await add_all(store, [task], now=end)
-            assert (answer.result, answer.was) == (Result.CREATED, None), mode
-            after = record_of(answer)
-            assert after == await see(store, before)
-            assert after.token > before.token, "a new life is newer than what it lies over"
-        assert [one.topic for one in await listed(store, Filter(group="g"))] == ["t"]
-        assert {one.state for one in await listed(store, Filter(group="h"))} == {State.WAITING}
-        assert await store.purge(now=end, limit=100) == 1, "the one that was left, and none that lives again"
-        assert len(await listed(store, Filter(group="h"))) == len(OnConflict)
-
     async def test_purge_keeps_to_its_limit_and_takes_the_rest_next_time(self, store: Store) -> None:
         await put(store, *(new(str(number)) for number in range(10)))
         held = (await lease(store, 10)).tasks
@@ -490,30 +445,6 @@ class Retention(SuiteBase):
         assert await store.purge(now=NOW + SECOND, limit=0) == 0
         assert [await store.purge(now=NOW + SECOND, limit=4) for _ in range(4)] == [4, 4, 2, 0]
         assert await listed(store, Filter()) == []
-
-    async def test_purge_never_touches_what_waits_or_is_leased(self, store: Store) -> None:
-        waiting = await put_one(store, new("waiting", topic="w", due=At(0)))
-        held = await bring(store, State.LEASED, "leased", topic="l")
-        assert held is not None
-        assert await store.purge(now=NOW + 1_000 * DAY, limit=1_000) == 0
-        assert await see(store, waiting) == waiting
-        assert await see(store, held) == held
-
-    async def test_purge_leaves_a_key_that_lives_again(self, store: Store) -> None:
-        await bring(store, State.DEAD, "redriven", topic="r", keep_until=NOW + MINUTE)
-        await do(store, Redrive("r", "redriven", new_id(), In(DAY)))
-        await bring(store, State.DONE, "replaced", topic="p", keep_until=NOW + MINUTE)
-        await put_one(store, new("replaced", topic="p", due=In(DAY)))
-        assert await store.purge(now=NOW + HOUR, limit=10) == 0
-        assert (await see(store, Ref("r", "redriven"))).state is State.WAITING
-        assert (await see(store, Ref("p", "replaced"))).state is State.WAITING
-
-    async def test_purge_goes_by_the_newest_keep_until(self, store: Store) -> None:
-        await bring(store, State.DONE, keep_until=NOW + MINUTE)
-        await bring(store, State.DONE, keep_until=NOW + HOUR)
-        assert await store.purge(now=NOW + MINUTE, limit=10) == 0
-        assert await look(store, Ref("t", "k")) is not None
-        assert await store.purge(now=NOW + HOUR, limit=10) == 1
 
     async def test_purge_takes_those_whose_time_has_passed_and_leaves_the_others(self, store: Store) -> None:
         for number in range(20):
