@@ -45,8 +45,7 @@ _TAKEN_EVERY = 0.02
 """The least time in seconds between two notifications of leases: each one reaches all workers."""
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(dict[str, int]).decode
-_decode_taken = msgspec.json.Decoder(tuple[str, dict[str, tuple[int, int]]]).decode
+_decode = msgspec.json.Decoder(dict[str, int] | tuple[str, dict[str, tuple[int, int]]]).decode
 
 
 class WakeMessages:
@@ -198,15 +197,15 @@ class Subscription:
                 self._echoed.set()
             return
         try:
-            if text.startswith("["):
-                holder, taken = _decode_taken(text)
-                self._runtime.listeners.notify_taken(taken, holder)
-                return
-            wakes = _decode(text)
+            said = _decode(text)
         except msgspec.MsgspecError:
             _log.warning("ignored a notification that bide did not send: %r", text[:80])
             return
-        self._runtime.notify(wakes)
+        if isinstance(said, dict):
+            self._runtime.notify(said)
+        else:
+            holder, taken = said
+            self._runtime.listeners.notify_taken(taken, holder)
 
     async def close(self) -> None:
         tasks = [task for task in (self._task, self._sending) if task is not None]
