@@ -449,9 +449,6 @@ class OwnTransactions(Pool):
     async def _commit(self, connection: Any) -> None:
         await connection.ask("COMMIT")
 
-    async def _rollback(self, connection: Any) -> None:
-        await connection.rollback()
-
     @abstractmethod
     async def _marked(self, connection: Any) -> int:
         """Read the number in the row, after waiting for the server to end the transaction."""
@@ -543,7 +540,7 @@ class OwnTransactions(Pool):
         """Roll back the open transaction."""
         if connection.usable:
             with suppress(*self.dialect.away):
-                await self._tried(connection, self._rollback(connection), self._silence)
+                await self._tried(connection, connection.rollback(), self._silence)
             await self.give_back(connection, reset=True, within=self._silence)
 
     async def close(self) -> None:
