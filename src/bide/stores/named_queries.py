@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 _NAMED = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
@@ -19,6 +20,11 @@ def read_queries(text: str) -> Mapping[str, str]:
             raise ValueError(f"two queries are named {name}")
         queries[name] = _COMMENT.sub("", body).strip()
     return MappingProxyType(queries)
+
+
+def queries_beside(module: str, name: str) -> Mapping[str, str]:
+    """The statements of the file of this name in the folder of a module, see `read_queries`."""
+    return read_queries(Path(module).with_name(name).read_text("utf-8"))
 
 
 def read_statements(text: str) -> list[str]:

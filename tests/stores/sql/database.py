@@ -19,7 +19,7 @@ from bide.core.payloads import AT_ONCE
 from bide.stores.mysql import MySqlStore
 from bide.stores.mysql import queries as mysql_queries
 from bide.stores.mysql.connection import address_of as mysql_address
-from bide.stores.mysql.joined import _AT_ONCE as MYSQL_AT_ONCE
+from bide.stores.mysql.joined import MySqlVerbs
 from bide.stores.mysql.schema import SCHEMA as MYSQL_SCHEMA
 from bide.stores.postgres import PostgresStore
 from bide.stores.postgres import queries as postgres_queries
@@ -167,7 +167,7 @@ class MySql(SqlServer):
     Server = MariaDbServer
     kinds = mysql_connections.KINDS
     key = "`key`"
-    at_once = MYSQL_AT_ONCE
+    at_once = MySqlVerbs._at_once
     not_done = (StoreUnavailable, OSError, asyncmy.errors.OperationalError)
     no_database = StoreMismatch, "bide migrate"
 

@@ -36,12 +36,6 @@ _READ_ONLY = 1792
 _NO_SAVEPOINT = 1305
 _MARK = "bide_gone"
 """A savepoint that marks a transaction begun in place of one that the server rolled back; the caller has to end it."""
-_AT_ONCE = 500
-"""Names in one statement: MariaDB converts a list of 1000 to a table, unless a session setting prevents that."""
-ACCEPTED = (
-    "an open connection to the store's own server, by asyncmy, aiomysql, PyMySQL, mysqlclient, SQLAlchemy (a "
-    "Connection or a Session, synchronous or not, over one of these) or Django"
-)
 
 
 class JoinedCall(RunsInSavepoint, Call):
@@ -117,10 +111,13 @@ def code_of(error: BaseException) -> int | None:
 class MySqlVerbs(JoinedVerbs):
     """The verbs on a connection of any supported driver."""
 
-    accepted = ACCEPTED
+    accepted = (
+        "an open connection to the store's own server, by asyncmy, aiomysql, PyMySQL, mysqlclient, SQLAlchemy (a "
+        "Connection or a Session, synchronous or not, over one of these) or Django"
+    )
     _place = "server"
     _drivers = (MysqlDriver,)
-    _at_once = _AT_ONCE
+    _at_once = 500  # MariaDB converts a list of 1000 names to a table, unless a session setting prevents that
     _calls = JoinedCall
 
     def __init__(self, runtime: Any, source: ConnectionSource, *, own: bool = False) -> None:

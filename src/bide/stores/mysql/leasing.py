@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from bide.core import lifecycle
 from bide.core.instants import NEVER, Millis
 from bide.core.records import Leased, Record, State, Token, Topic
+from bide.stores.batches import merge_earliest
 from bide.stores.mysql import lease_batches
 from bide.stores.mysql.connection import Call, Repeated, Rows
 from bide.stores.mysql.queries import AT, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
@@ -63,15 +64,10 @@ def from_the_start(topics: Sequence[Topic]) -> ScanStart:
 
 
 class MySqlScanBounds(ScanBounds):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._there: Millis = 0
-        self._lost: dict[Topic, Millis] = {}
-
     def _forget(self) -> None:
         super()._forget()
-        self._there = 0
-        self._lost.clear()
+        self._there: Millis = 0
+        self._lost: dict[Topic, Millis] = {}
 
     @property
     def cheap(self) -> bool:
@@ -150,9 +146,8 @@ class NextDue:
         self._rows: dict[Topic, tuple[Millis, int]] = {}
 
     def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
+        merge_earliest(self._wakes, wakes)
         for topic, wake in wakes.items():
-            if wake < self._wakes.get(topic, NEVER):
-                self._wakes[topic] = wake
             if topic in self._rows and wake <= self._rows[topic][0]:
                 del self._rows[topic]
 

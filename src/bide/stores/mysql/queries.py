@@ -11,13 +11,12 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from bide.core.names import storable
 from bide.core.records import Record, State, Topic
-from bide.stores.named_queries import read_queries
+from bide.stores.named_queries import queries_beside
 from bide.stores.sql.operations import CODES, ENDED, STATES
 
 DUE = (
@@ -29,8 +28,7 @@ COLUMNS = f"{DUE}, topic, state, planned_at, holder, wake_at, keep_until"
 """The columns of any task. See `record_of`."""
 
 TABLES = ("task", "lease", "grouped", "kept", "caller", "worker", "event", "migration")
-_HERE = Path(__file__).parent
-_TEMPLATES = dict(read_queries((_HERE / "queries.sql").read_text("utf-8")))
+_TEMPLATES = dict(queries_beside(__file__, "queries.sql"))
 _TEMPLATES["replace_tasks"] = _TEMPLATES["put_tasks"] + _TEMPLATES["replace_tasks"]
 _GIVEN = re.compile(r"VALUES\((\w+)\)")
 _OR_UPDATE = re.compile(r"\s+ON DUPLICATE KEY")

@@ -10,7 +10,7 @@ on the database (granted before it exists if bide is to create it); for all of `
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,6 @@ _BOOK = """CREATE TABLE IF NOT EXISTS {migration} (
 class MySqlSchema(SqlSchema):
     async def _connect(self, address: Address) -> Any:
         return await super()._connect(replace(address, database=""))  # the database may not exist yet
-
-    def _apart(self, connection: Connection) -> Any:
-        return nullcontext()
 
     @asynccontextmanager
     async def _lock(self, connection: Connection, address: Address) -> AsyncIterator[None]:

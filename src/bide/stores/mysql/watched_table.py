@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, timedelta
-from pathlib import Path
 from typing import Any
 
 from asyncmy.errors import MySQLError
@@ -20,8 +18,8 @@ from bide.core.instants import Millis, as_datetime
 from bide.ports import DueRow
 from bide.stores.mysql.connection import AFRESH, MYSQL, Connection, Rows, connect
 from bide.stores.naive_times import Stretch
-from bide.stores.named_queries import read_queries
-from bide.stores.sql.server_table import SILENCE, SOON, ServerTable, TableConnections
+from bide.stores.named_queries import queries_beside
+from bide.stores.sql.server_table import SILENCE, ServerTable, TableConnections
 from bide.stores.sql.watched_table import Give, Plan, TableTimes
 
 _ENDED = 1305
@@ -69,7 +67,7 @@ class MySqlTimes(TableTimes):
 class MySqlTable(ServerTable):
     _kind = MySqlTableConnections
     _times_of = MySqlTimes
-    _queries = read_queries((Path(__file__).parent / "watched_table.sql").read_text("utf-8"))
+    _queries = queries_beside(__file__, "watched_table.sql")
     _clock = "UTC_TIMESTAMP(6)"
     _refusals = (MySQLError,)
     _altered = (1054, 1146, 1176, 1412)
@@ -149,12 +147,8 @@ class MySqlTable(ServerTable):
         return [(identity, identity in still) for identity in ids] + [(None, False)] * (count - len(ids))
 
     async def _undo(self, connection: Connection, error: BaseException) -> bool:
-        if isinstance(error, Exception):  # otherwise a statement may still be running
-            with suppress(*MYSQL.away):
-                async with asyncio.timeout(SOON):
-                    await connection.rollback()
-                    return True
-        return False
+        # after a cancellation a statement may still be running
+        return isinstance(error, Exception) and await super()._undo(connection, error)
 
     async def _commit(self, connection: Connection, rows: Sequence[DueRow]) -> None:
         try:

@@ -61,13 +61,9 @@ class Address(Struct, frozen=True, kw_only=True):
 def address_of(url: str) -> Address:
     """Parse a URL. Raises BadInput, which names the error and never shows a password."""
     parts = parts_of(url, _ACCEPTED, schemes=SCHEMES)
-    ours: dict[str, str] = {}
-    theirs: list[tuple[str, str]] = []
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name in ("schema", "prefix", "pooler"):
-            ours[name] = value
-        else:
-            theirs.append((name, value))
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    ours = dict(given)
+    theirs = [(name, value) for name, value in given if name not in ("schema", "prefix", "pooler")]
     schema, prefix, pooler = ours.get("schema", SCHEMA), ours.get("prefix", ""), ours.get("pooler", "session")
     if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
         raise BadInput("schema", schema, "1 to 63 characters of a-z, 0-9 and _, the first not a digit, and not pg_...")
@@ -204,7 +200,7 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
     _known: ClassVar[tuple[frozenset[int], Any]] = frozenset(), ()
     settings = ""
     """The statements that restore the settings with which it was opened."""
-    begun: Any
+    begun: Any = None
     """The driver's transaction for a handler, which may use savepoints in it: `conn.transaction()`."""
     name: str
     number: int
@@ -228,8 +224,17 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
         await self.begun.start()
 
     async def rollback(self) -> None:
-        if self.is_in_transaction():
-            await self.execute("ROLLBACK")
+        """Roll back the open transaction; close the connection if a handler has ended that unknown to the driver."""
+        begun, self.begun = self.begun, None
+        if self.is_closed():
+            return
+        if begun is None:
+            if self.is_in_transaction():
+                await self.execute("ROLLBACK")
+        elif self.is_in_transaction():
+            await begun.rollback()
+        else:
+            self.terminate()
 
     def drop(self) -> None:
         with suppress(Exception):

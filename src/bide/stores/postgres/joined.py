@@ -35,10 +35,6 @@ _UNUSABLE = {
     "25P02": "an earlier statement of its transaction failed: roll that back",
     "25006": "its transaction is read-only",
 }
-ACCEPTED = (
-    "an open connection to the store's own database, by asyncpg, psycopg (3), SQLAlchemy (a Connection or a Session, "
-    "synchronous or not, over one of these two) or Django (over psycopg 3)"
-)
 
 
 class JoinedCall(RunsInSavepoint, Call):
@@ -60,7 +56,10 @@ class JoinedCall(RunsInSavepoint, Call):
 class PostgresVerbs(JoinedVerbs):
     """The verbs on a connection of asyncpg or psycopg."""
 
-    accepted = ACCEPTED
+    accepted = (
+        "an open connection to the store's own database, by asyncpg, psycopg (3), SQLAlchemy (a Connection or a "
+        "Session, synchronous or not, over one of these two) or Django (over psycopg 3)"
+    )
     _place = "database"
     _drivers = AsyncpgDriver, PsycopgDriver
     _at_once = AT_ONCE
@@ -142,9 +141,3 @@ class Transactions(OwnTransactions):
                 "let its error leave the block, or put the statement into a savepoint (`conn.transaction()`)"
             )
         return super()._refused(error, found)
-
-    async def _rollback(self, connection: Any) -> None:
-        if connection.is_in_transaction():
-            await connection.begun.rollback()
-        else:  # the handler ended it without the driver's knowledge
-            connection.terminate()

@@ -26,7 +26,7 @@ saw. So shorter leases given to other workers since then are noticed shortly bef
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bide.core.instants import Millis
@@ -65,18 +65,19 @@ class FullScan(NamedTuple):
 
 
 class PostgresScanBounds(ScanBounds):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.watching = False
-        """True if full scans have become expensive; then `read` has to be called before each thorough scan."""
+    watching = False
+    """True if full scans have become expensive; then `read` has to be called before each thorough scan."""
+    _lease_length: Millis = 0
+    _was_full = True
+
+    def _forget(self) -> None:
+        super()._forget()
         self._bounded = False
         """True once a full scan has followed a reading: from then on there can be bounds."""
         self._asked: FullScan | None = None
         """The last full scan in the background; None if the bounds were forgotten since."""
         self._next_ends: dict[Topic, Millis] = {}
-        self._lease_length: Millis = 0
         self._scanned_at: dict[Topic, Millis] = {}
-        self._was_full = True
         self._read_at: Millis | None = None
         self._writers_since: dict[str, Millis] = {}
         self._seen_until: Millis = 0
@@ -91,14 +92,6 @@ class PostgresScanBounds(ScanBounds):
             for name in writers
         }
         self._read_at, self._seen_until = at, min([at, *self._writers_since.values()])
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._bounded = False
-        self._next_ends.clear()
-        self._scanned_at.clear()
-        self._writers_since.clear()
-        self._seen_until, self._read_at, self._asked = 0, None, None
 
     def start(self, topics: Sequence[Topic], positions: Sequence[Millis]) -> ScanStart:
         """The start of a thorough scan; `positions`: that of an ordinary one.
@@ -304,16 +297,10 @@ class PostgresLeasing(Leasing):
         self.bounds.found(asked, _first(*wakes.values(), *ends.values()), time.monotonic() - began)
 
 
-def _by_topic(heads: Iterable[tuple[Topic, Millis | None, Millis | None]]) -> tuple[dict[Topic, Millis], ...]:
+def _by_topic(heads: Sequence[tuple[Topic, Millis | None, Millis | None]]) -> tuple[dict[Topic, Millis], ...]:
     """By topic, the earliest wake time; and by topic, the earliest expiry of a lease."""
-    wakes: dict[Topic, Millis] = {}
-    ends: dict[Topic, Millis] = {}
-    for topic, wake, end in heads:
-        if wake is not None:
-            wakes[topic] = wake
-        if end is not None:
-            ends[topic] = end
-    return wakes, ends
+    wakes = {topic: wake for topic, wake, _ in heads if wake is not None}
+    return wakes, {topic: end for topic, _, end in heads if end is not None}
 
 
 def _first(*heads: Millis | None) -> Millis | None:

@@ -6,18 +6,16 @@ import re
 import zlib
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from types import MappingProxyType
 
-from bide.stores.named_queries import read_queries
+from bide.stores.named_queries import queries_beside
 from bide.stores.sql.operations import COLUMNS, STATES
 
 _AS_TEXT = COLUMNS.replace("payload, options", "encode(payload, 'base64'), encode(options, 'base64')")
 """The same columns, with bytes encoded as text."""
 
 TABLES = ("task", "token", "caller", "worker", "event", "migration")
-_HERE = Path(__file__).parent
-_TEMPLATES = read_queries((_HERE / "queries.sql").read_text("utf-8"))
+_TEMPLATES = queries_beside(__file__, "queries.sql")
 _PART = re.compile(r"\{(\w+)(?::(\w+))?\}")
 
 

@@ -12,7 +12,6 @@ replaced, and counted. Without a working subscription, workers poll.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -26,11 +25,10 @@ from bide.core.records import Topic
 from bide.ports import OnTaken, OnWake
 from bide.stores.batches import Drained
 from bide.stores.listeners import Listener
-from bide.stores.postgres.connection import connect, said
+from bide.stores.postgres.connection import POSTGRES, connect, said
 from bide.stores.resending import NotSent
 from bide.stores.sql.leasing import POLL
 
-_log = logging.getLogger("bide.postgres")
 ECHO_EVERY = 4.0
 """Seconds between echoes. If one does not arrive within twice that time, the connection counts as deaf."""
 _PAUSE = 0.2
@@ -45,8 +43,7 @@ _TAKEN_EVERY = 0.02
 """The least time in seconds between two notifications of leases: each one reaches all workers."""
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(dict[str, int]).decode
-_decode_taken = msgspec.json.Decoder(tuple[str, dict[str, tuple[int, int]]]).decode
+_decode = msgspec.json.Decoder(dict[str, int] | tuple[str, dict[str, tuple[int, int]]]).decode
 
 
 class WakeMessages:
@@ -137,7 +134,7 @@ class Subscription:
                 for text in messages:
                     await self._notify("read", text)
             except StoreError as error:
-                _log.info("the other workers could not be notified of a lease: %s", error)
+                POSTGRES.log.info("the other workers could not be notified of a lease: %s", error)
             await asyncio.sleep(_TAKEN_EVERY)
 
     async def works(self) -> bool:
@@ -159,7 +156,7 @@ class Subscription:
             try:
                 await self._hear()
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, NotSent, StoreError, TimeoutError) as error:
-                _log.info("the subscription ended (%s); making another", said(error))
+                POSTGRES.log.info("the subscription ended (%s); making another", said(error))
             finally:
                 self._runtime.look_every = POLL
             self.replaced += 1
@@ -198,15 +195,15 @@ class Subscription:
                 self._echoed.set()
             return
         try:
-            if text.startswith("["):
-                holder, taken = _decode_taken(text)
-                self._runtime.listeners.notify_taken(taken, holder)
-                return
-            wakes = _decode(text)
+            said = _decode(text)
         except msgspec.MsgspecError:
-            _log.warning("ignored a notification that bide did not send: %r", text[:80])
+            POSTGRES.log.warning("ignored a notification that bide did not send: %r", text[:80])
             return
-        self._runtime.notify(wakes)
+        if isinstance(said, dict):
+            self._runtime.notify(said)
+        else:
+            holder, taken = said
+            self._runtime.listeners.notify_taken(taken, holder)
 
     async def close(self) -> None:
         tasks = [task for task in (self._task, self._sending) if task is not None]

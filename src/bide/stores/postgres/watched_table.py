@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -20,9 +18,9 @@ from bide.core.instants import Millis, as_datetime
 from bide.core.table_source import TableSource
 from bide.ports import DueRow
 from bide.stores.naive_times import Stretch
-from bide.stores.named_queries import read_queries
-from bide.stores.postgres.connection import AWAY, PLANNER, POSTGRES, Address, connect, meaning
-from bide.stores.sql.server_table import ECHO, SILENCE, SOON, ServerTable, TableConnections
+from bide.stores.named_queries import queries_beside
+from bide.stores.postgres.connection import PLANNER, POSTGRES, Address, connect, meaning
+from bide.stores.sql.server_table import ECHO, SILENCE, ServerTable, TableConnections
 from bide.stores.sql.watched_table import Give, Plan, Rows, TableTimes
 
 _ALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
@@ -102,7 +100,7 @@ class PostgresTimes(TableTimes):
 class PostgresTable(ServerTable):
     _kind = PostgresTableConnections
     _times_of = PostgresTimes
-    _queries = read_queries((Path(__file__).parent / "watched_table.sql").read_text("utf-8"))
+    _queries = queries_beside(__file__, "watched_table.sql")
     _clock = "statement_timestamp()"
     _refusals = (asyncpg.PostgresError,)
     _altered = ("42P01", "42703", "42883", "42804", "3F000")
@@ -167,13 +165,6 @@ class PostgresTable(ServerTable):
         changed = await super()._change(connection, now, ids, changes)
         await connection.execute(_THEIRS, timeout=SILENCE)
         return changed
-
-    async def _undo(self, connection: Any, error: BaseException) -> bool:
-        with suppress(*AWAY):
-            async with asyncio.timeout(SOON):
-                await connection.begun.rollback()
-                return True
-        return False
 
     async def _commit(self, connection: Any, rows: Sequence[DueRow]) -> None:
         if not connection.is_in_transaction():

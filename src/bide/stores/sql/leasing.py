@@ -26,6 +26,7 @@ from typing import Any
 from bide.core.errors import StoreError
 from bide.core.instants import NEVER, Millis
 from bide.core.records import Leased, Topic
+from bide.stores.batches import merge_earliest
 from bide.stores.sql.journaled_connection import JournaledConnection
 
 THOROUGH_EVERY = 0.9
@@ -110,10 +111,9 @@ class ScanPositions:
 
     def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
         """Note the wake times of newly committed tasks."""
+        merge_earliest(self._noted, wakes)
         for topic, wake in wakes.items():
-            self._noted[topic] = min(wake, self._noted.get(topic, wake))
-            position = self._positions.get(topic)
-            if position is not None and wake < position:
+            if wake < self._positions.get(topic, 0):
                 self._positions[topic] = wake
 
 
@@ -144,12 +144,15 @@ class ScanBounds:
         self._background = background
         self._clock = clock
         self._connection: object = None
+        self.patience = 0.0
+        """Seconds that a full scan may take, if that is more than a call may."""
+        self._forget()
+
+    def _forget(self) -> None:
         self._full_at: float | None = None
         """The earliest time of the next background full scan; None: nothing is known, so the next scan is full."""
         self._bounds: dict[Topic, Millis] = {}
         """The start of a scan for waiting tasks."""
-        self.patience = 0.0
-        """Seconds that a full scan may take, if that is more than a call may."""
 
     def on_connection(self, connection: object) -> None:
         """Note the connection that scans; forget the bounds if it is a new one."""
@@ -177,10 +180,6 @@ class ScanBounds:
     def _wait(self, took: float) -> None:
         """Set the earliest time of the next full scan, after one that took `took` seconds."""
         self._full_at = self._clock() + took * SHARE
-
-    def _forget(self) -> None:
-        self._full_at = None
-        self._bounds.clear()
 
 
 # --- leasing

@@ -8,7 +8,7 @@ times in a batch is handled in rounds, within that transaction.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias
@@ -37,6 +37,11 @@ answers_of = msgspec.msgpack.Decoder(list[Answer | None]).decode
 _truths_of = msgspec.msgpack.Decoder(list[bool | None]).decode
 pack_topics = msgspec.json.encode
 _decode_topics = lru_cache(1024)(msgspec.json.Decoder(list[Topic]).decode)  # every two seconds the same
+
+
+def event_of(row: Iterable[Any]) -> Event:
+    """The event in the columns of its table, which are its fields. Raises ValueError for values of other types."""
+    return msgspec.convert(dict(zip(Event.__struct_fields__, row, strict=True)), Event)
 
 
 def unpack_topics(packed: bytes) -> list[Topic]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -154,9 +154,9 @@ class SqlSchema(ABC):
     async def _connect(self, address: Any) -> Any:
         return await self.dialect.connect(address, within=PATIENCE)
 
-    @abstractmethod
     def _apart(self, connection: Any) -> AbstractAsyncContextManager[Any]:
         """The transaction around the whole migration, if the server can roll back the creation of tables."""
+        return nullcontext()
 
     @abstractmethod
     def _lock(self, connection: Any, address: Any) -> AbstractAsyncContextManager[None]:

@@ -172,9 +172,13 @@ class ServerTable(WatchedTable):
     async def _commit(self, connection: Any, rows: Sequence[DueRow]) -> None:
         """Commit. Raises SetupError if the handler has ended the transaction."""
 
-    @abstractmethod
     async def _undo(self, connection: Any, error: BaseException) -> bool:
         """Roll back; return whether the connection is still usable."""
+        with suppress(*self._connections.dialect.away):
+            async with asyncio.timeout(SOON):
+                await connection.rollback()
+                return bool(connection.usable)
+        return False
 
     # --- open
 

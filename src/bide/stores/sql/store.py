@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed, StoreError, StoreUnavailable
-from bide.core.events import Event, EventKind
+from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.payloads import slices
 from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
@@ -34,7 +34,7 @@ from bide.stores.server import ServerStore, ServerTime, WhichClock
 from bide.stores.sql.dialect import Dialect
 from bide.stores.sql.journaled_connection import Ask, LockedRows, RowLocked, is_among
 from bide.stores.sql.leasing import POLL, Leasing
-from bide.stores.sql.operations import insert_events
+from bide.stores.sql.operations import event_of, insert_events
 from bide.stores.sql.reading import ServerReads, find, in_snapshot, tally_all
 from bide.stores.sql.schema import SqlSchema
 from bide.stores.sql.transactions import ConnectionState, JoinedVerbs, OwnTransactions
@@ -373,10 +373,9 @@ class SqlStore(ServerStore[Runtime]):
 
         async def work(call: Any) -> dict[str, list[Topic]]:
             if topics:
-                said, values = "announce", {"holder": holder, "topics": call.packed(sorted(topics)), "until": until}
+                await call.ask("announce", holder=holder, topics=call.packed(sorted(topics)), until=until)
             else:
-                said, values = "leave", {"holder": holder}
-            await call.ask(said, **values)
+                await call.ask("leave", holder=holder)
             rows = await call.ask("workers")
             gone = [name for name, _, end in rows if end <= now]
             if gone:
@@ -407,21 +406,11 @@ class SqlStore(ServerStore[Runtime]):
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
         """The newest events first, at most as many as the log keeps."""
         limit = max(0, min(limit, self._events_kept))
+        query, named = ("events", {}) if ref is None else ("events_by_name", {"topic": ref.topic, "key": ref.key})
 
         async def work(call: Any) -> list[Event]:
-            if ref is None:
-                rows = await call.ask("events", most=limit)
-            else:
-                rows = await call.ask("events_by_name", topic=ref.topic, key=ref.key, most=limit)
-            text = call.text
-            return [
-                Event(
-                    at=at, topic=text(topic), key=text(key), id=text(life), kind=EventKind(text(kind)),
-                    attempt=attempt, who=None if who is None else text(who), what=text(what), was=was,
-                    wake_at=wake_at,
-                )
-                for at, topic, key, life, kind, attempt, who, what, was, wake_at in rows
-            ]  # fmt: skip
+            rows, text = await call.ask(query, **named, most=limit), call.text
+            return [event_of(text(one) if isinstance(one, bytes) else one for one in row) for row in rows]
 
         found: list[Event] = await self._open().connections["read"].read(work)
         return found

@@ -18,10 +18,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
-from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError, OutcomeUnknown, SetupError, StoreUnavailable
@@ -149,9 +148,8 @@ class JoinedVerbs(ABC):
         savepoint: Savepoint | None = None
         try:
             driver = await self._driver()
-            state = self._runtime.connection_states.setdefault(
-                driver.raw, ConnectionState(asynchronous=driver.asynchronous)
-            )
+            turn = asyncio.Lock() if driver.asynchronous else ThreadTurn()
+            state = self._runtime.connection_states.setdefault(driver.raw, ConnectionState(turn))
             async with state.turn:
                 savepoint = await self._savepoint_on(driver, state)
                 async with savepoint:
@@ -227,16 +225,15 @@ _LONGEST = 10.0
 _NAME = "bide_verb"
 
 
-class ConnectionState:
+class ConnectionState(Struct, eq=False):
     """The state of a caller's connection, kept for the lifetime of that connection."""
 
-    def __init__(self, *, asynchronous: bool = True) -> None:
-        self.turn: asyncio.Lock | ThreadTurn = asyncio.Lock() if asynchronous else ThreadTurn()
-        """Serializes concurrent verbs: a connection does one thing at a time."""
-        self.ours = False
-        """True once the connection is known to be to the store's database."""
-        self.gone = False
-        """True while the server has rolled back the caller's transaction and the caller has not yet ended it."""
+    turn: asyncio.Lock | ThreadTurn = field(default_factory=asyncio.Lock)
+    """Serializes concurrent verbs: a connection does one thing at a time."""
+    ours: bool = False
+    """True once the connection is known to be to the store's database."""
+    gone: bool = False
+    """True while the server has rolled back the caller's transaction and the caller has not yet ended it."""
 
 
 class ThreadTurn:
@@ -285,9 +282,7 @@ class Savepoint(Struct, eq=False):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             if error is None:
                 await self._carried(self._end())
@@ -460,9 +455,6 @@ class OwnTransactions(Pool):
     async def _commit(self, connection: Any) -> None:
         await connection.ask("COMMIT")
 
-    async def _rollback(self, connection: Any) -> None:
-        await connection.rollback()
-
     @abstractmethod
     async def _marked(self, connection: Any) -> int:
         """Read the number in the row, after waiting for the server to end the transaction."""
@@ -554,7 +546,7 @@ class OwnTransactions(Pool):
         """Roll back the open transaction."""
         if connection.usable:
             with suppress(*self.dialect.away):
-                await self._tried(connection, self._rollback(connection), self._silence)
+                await self._tried(connection, connection.rollback(), self._silence)
             await self.give_back(connection, reset=True, within=self._silence)
 
     async def close(self) -> None:

@@ -26,7 +26,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeAlias
 
 from msgspec import Struct, field
 
@@ -262,11 +261,7 @@ class Inotify:
         return answer
 
 
-Signal: TypeAlias = Polling | Inotify
-"""The kinds of signal that can wake the watcher."""
-
-
-def signal_of(wal: str, how: str) -> Signal:
+def signal_of(wal: str, how: str) -> Polling | Inotify:
     """The signal that `how` selects. Raises BadInput if this system does not have it."""
     if how == "poll" or (how == "auto" and sys.platform != "linux"):
         return Polling()

@@ -231,15 +231,14 @@ class WriteLock(Struct, eq=False):
         self.release()
 
 
-class SharedFile:
+class SharedFile(Struct, eq=False):
     """A database file open in this process, with the state that all stores on it share: a lock, and its durability."""
 
-    def __init__(self, path: str, synchronous: str, identity: tuple[int, int, int]) -> None:
-        self.identity = identity
-        """Process, device and inode."""
-        self.synchronous = synchronous
-        self.lock = WriteLock(path)
-        self.stores = 0
+    identity: tuple[int, int, int]
+    """Process, device and inode."""
+    synchronous: str
+    lock: WriteLock
+    stores: int = 0
 
     def leave(self) -> None:
         """Note that a store has closed; after the last one, the file can be opened with other settings."""
@@ -265,7 +264,7 @@ def enter(path: str, synchronous: str) -> SharedFile:
             "its locks would not hold: fork at another time, or start the process by spawn"
         )
     with _open_files_lock:
-        file = _open_files.setdefault(identity, SharedFile(path, synchronous, identity))
+        file = _open_files.setdefault(identity, SharedFile(identity, synchronous, WriteLock(path)))
         if file.synchronous != synchronous:
             raise StoreMismatch(
                 f"{path}: this process has it open with synchronous={file.synchronous!r}; "
@@ -356,17 +355,16 @@ _FASTEST = 512 * 1024 * 1024
 """Bytes per second, more than any disk writes: a nearly full disk is checked again before it can be full."""
 
 
-class DiskReserve:
+class DiskReserve(Struct, eq=False):
     """Refuses new tasks while the disk still has room to finish the existing ones."""
 
-    def __init__(self, path: str, reserve: int, identity: tuple[int, int] | None = None) -> None:
-        """`identity`: device and inode of the open file; None: do not check that the file still exists."""
-        self._path = path
-        self._identity = identity
-        self._folder = os.path.dirname(path)
-        self._reserve = reserve
-        self._check_at = 0.0
-        self._free = self._kept = 0
+    path: str
+    reserve: int
+    identity: tuple[int, int] | None = None
+    """Device and inode of the open file; None: do not check that the file still exists."""
+    _check_at: float = 0.0
+    _free: int = 0
+    _kept: int = 0
 
     def check(self, tasks: Sequence[Any] = ()) -> None:
         """Raise StoreFull if these tasks would leave fewer free bytes than are kept, StoreUnavailable if the file is
@@ -375,23 +373,23 @@ class DiskReserve:
         if now >= self._check_at:
             self._check_file()
             # In this order, so that a caller on another thread also checks until the first check is over.
-            self._free, self._kept = free_bytes(self._folder), kept_bytes(self._path, self._reserve)
+            self._free, self._kept = free_bytes(os.path.dirname(self.path)), kept_bytes(self.path, self.reserve)
             self._check_at = now + min(_EVERY, max(0, self._free - self._kept) / _FASTEST)
         size = sum(payload_sizes(tasks))
         if self._free - 2 * size < self._kept:
-            raise full(self._path, f"{self._free} bytes free, {self._kept} are kept for what is there")
+            raise full(self.path, f"{self._free} bytes free, {self._kept} are kept for what is there")
         self._free -= 2 * size  # once in the WAL and once in the file
 
     def _check_file(self) -> None:
-        if self._identity is None:
+        if self.identity is None:
             return
         try:
-            there = os.stat(self._path)
+            there = os.stat(self.path)
         except FileNotFoundError:
             there = None
-        if there is None or (there.st_dev, there.st_ino) != self._identity:
+        if there is None or (there.st_dev, there.st_ino) != self.identity:
             raise StoreUnavailable(
-                f"{self._path}: the file was removed or replaced while it is open here, so writes would be lost: "
+                f"{self.path}: the file was removed or replaced while it is open here, so writes would be lost: "
                 "open it again, or restart this process"
             )
 

@@ -22,7 +22,7 @@ from msgspec import Struct, structs
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
-from bide.core.events import Event, EventKind
+from bide.core.events import Event
 from bide.core.instants import NEVER, Millis
 from bide.core.lifecycle import clamp, next_token
 from bide.core.payloads import TOGETHER, fitting
@@ -44,7 +44,7 @@ from bide.core.records import (
     Topic,
 )
 from bide.stores.batches import Drained, drained
-from bide.stores.sql.operations import AT, ROW, Row, pack_topics, record_of, unpack_topics, values_of
+from bide.stores.sql.operations import AT, ROW, Row, event_of, pack_topics, record_of, unpack_topics, values_of
 from bide.stores.sqlite.connection import lost_part
 from bide.stores.sqlite.rows import (
     FEW,
@@ -457,11 +457,7 @@ _log = logging.getLogger("bide.sqlite")
 
 def record(work: UnitOfWork, events: Sequence[Event], now: Millis, kept: int) -> list[None]:
     """Append to the log. It is trimmed to `kept` lines once it is a tenth longer, so most calls only append."""
-    rows = [
-        (one.topic, one.key, one.at, one.id, one.kind.value, one.attempt, one.who, one.what, one.was, one.wake_at)
-        for one in events
-    ]
-    work.cursor.executemany(QUERIES["insert_event"], rows)
+    work.cursor.executemany(QUERIES["insert_event"], map(structs.astuple, events))
     first, last = work.one(QUERIES["event_span"])
     if last - first >= kept + kept // 10:
         work.cursor.execute(QUERIES["trim_events"], (last - kept,))
@@ -475,21 +471,10 @@ def events(cursor: sqlite3.Cursor, ref: Ref | None, limit: int, kept: int) -> li
     found: list[Event] = []
     for row in read_rows(cursor, QUERIES[query], arguments):
         try:
-            found.append(_event(row))
+            found.append(event_of(row))
         except ValueError as error:
             _log.warning("an entry of the event log cannot be read and is skipped: %s", error)
     return found
-
-
-def _event(row: Row) -> Event:
-    """The event of a row. Raises ValueError if its values have other types than the columns declare."""
-    at, topic, key, life, kind, attempt, who, what, was, wake_at = row
-    if not tuple(map(type, (at, topic, key, life, attempt, what))) == (int, str, str, str, int, str):
-        raise ValueError("values of other types than the columns declare")
-    return Event(
-        at=at, topic=topic, key=key, id=life, kind=EventKind(kind), attempt=attempt, who=who, what=what, was=was,
-        wake_at=wake_at,
-    )  # fmt: skip
 
 
 def announce(

@@ -161,7 +161,7 @@ DELETE FROM bide_worker WHERE until <= ?
 SELECT holder, topics FROM bide_worker
 
 -- name: insert_event
-INSERT INTO bide_event (topic, key, at, id, kind, attempt, who, what, was, wake_at)
+INSERT INTO bide_event (at, topic, key, id, kind, attempt, who, what, was, wake_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: event_span

@@ -21,16 +21,15 @@ from bide.core.instants import Millis
 from bide.core.payloads import fitting
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.ports import COUNTED
-from bide.stores.named_queries import read_queries, read_statements
+from bide.stores.named_queries import queries_beside, read_statements
 from bide.stores.sql.operations import CODES, COLUMNS, PAYLOAD, ROW, STATE, STATES, Row, record_of
 from bide.stores.sql.reading import Located, Reads, at_once, count_of, counts_in, read_page
 from bide.stores.sqlite.connection import code_of
 
-_HERE = Path(__file__).parent
-_NAMED = read_queries((_HERE / "queries.sql").read_text("utf-8"))
+_NAMED = queries_beside(__file__, "queries.sql")
 QUERIES = MappingProxyType({name: text.replace("{record}", COLUMNS) for name, text in _NAMED.items()})
 """The statements of `queries.sql` by name."""
-SCHEMA = tuple(read_statements((_HERE / "schema.sql").read_text("utf-8")))
+SCHEMA = tuple(read_statements(Path(__file__).with_name("schema.sql").read_text("utf-8")))
 
 ByName: TypeAlias = dict[tuple[Topic, str], Located]
 """By topic and key: the row's number and the record."""

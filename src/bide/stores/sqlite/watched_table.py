@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta, timezone
 from fractions import Fraction
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from bide.core.errors import BadInput
@@ -26,7 +25,7 @@ from bide.core.records import NewTask
 from bide.core.table_source import DueIs, TableSource
 from bide.ports import Clock, DueRow, Finding, Head, Taken
 from bide.stores.naive_times import cutoff, instant_of
-from bide.stores.named_queries import read_queries
+from bide.stores.named_queries import queries_beside
 from bide.stores.sql.reading import at_once
 from bide.stores.sql.watched_table import Give, Plan, Rows, WatchedTable
 from bide.stores.sqlite import operations
@@ -46,7 +45,7 @@ _ALTERED = re.compile("no such (table|column)|has no column")
 class SqliteTable(WatchedTable):
     """See `ports.Table`."""
 
-    _queries = read_queries((Path(__file__).parent / "watched_table.sql").read_text("utf-8"))
+    _queries = queries_beside(__file__, "watched_table.sql")
     _refused = (sqlite3.Error,)
     _refusals = (sqlite3.Error, OverflowError, UnicodeEncodeError)
     _any, _beyond = "{due} IS NOT NULL AND {due_millis} IS NOT NULL", "{ahead}"
