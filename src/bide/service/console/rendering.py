@@ -42,6 +42,7 @@ class PayloadView(Struct, frozen=True, kw_only=True):
     """A payload as a page shows it. All texts are inert."""
 
     size: int
+    """Bytes."""
     pretty: str | None
     """The formatted JSON; None: it is not JSON."""
     raw: str | None
