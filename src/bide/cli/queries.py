@@ -263,9 +263,7 @@ def _tally_shape(found: Tally, edges: list[Millis]) -> dict[str, Any]:
 
 
 def _print_tally(found: Tally, edges: list[Millis], store: str, paused: Mapping[Topic, Pause]) -> None:
-    from rich.text import Text
-
-    from bide.cli.tables import STYLES, console, plain_table
+    from bide.cli.tables import STYLES, cells, console, plain_table
 
     topics = sorted({topic for topic, _ in found.counts} | set(found.forecast) | paused.keys())
     if not topics:
@@ -275,11 +273,9 @@ def _print_tally(found: Tally, edges: list[Millis], store: str, paused: Mapping[
     table = plain_table("topic", "due now", *states, right=("due now", *states))
     for topic in topics:
         due = found.forecast.get(topic, [Count(0)])[0]
-        cells = [Text(printable(topic)), Text(count_words(due), "bold yellow" if due.number else "dim")]
-        for state in states:
-            count = found.counts.get((topic, state), Count(0))
-            cells.append(Text(count_words(count), STYLES[state.value] if count.number else "dim"))
-        table.add_row(*cells)
+        counts = [(STYLES["due"], due), *((STYLES[of], found.counts.get((topic, of), Count(0))) for of in states)]
+        numbers = [(count_words(count), style if count.number else "dim") for style, count in counts]
+        table.add_row(*cells(topic, *numbers))
     console().print(table)
     for topic, pause in paused.items():
         click.echo(f"{printable(topic)} is {paused_words(pause)}; resume it with: bide resume {printable(topic)}")
@@ -289,9 +285,7 @@ def _print_tally(found: Tally, edges: list[Millis], store: str, paused: Mapping[
 
 def _print_forecast(found: Tally, edges: list[Millis]) -> None:
     """Print a bar for each step, the longest as wide as the window allows."""
-    from rich.text import Text
-
-    from bide.cli.tables import console, plain_table
+    from bide.cli.tables import cells, console, plain_table
 
     printer = console()
     sums = [
@@ -304,8 +298,6 @@ def _print_forecast(found: Tally, edges: list[Millis]) -> None:
     for place, count in enumerate(sums, 1):
         bar = "█" * max(1, round(count.number / most * widest)) if count.number else ""
         until = edges[place + 1]
-        table.add_row(
-            Text(duration_text(until - edges[1])), Text(local_words(until), "dim"), Text(count_words(count)),
-            Text(bar, "cyan"),
-        )  # fmt: skip
+        within = duration_text(until - edges[1])
+        table.add_row(*cells(within, (local_words(until), "dim"), count_words(count), (bar, "cyan")))
     printer.print(table)

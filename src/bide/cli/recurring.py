@@ -13,15 +13,7 @@ import click
 from bide.app import Bide
 from bide.cli.context import Context, NamedCommands, WholeNumber, shared_options, takes_context
 from bide.cli.exits import Exit
-from bide.cli.output import (
-    answer_words,
-    current_millis,
-    local_words,
-    print_json,
-    printable,
-    relative_words,
-    totals_words,
-)
+from bide.cli.output import answer_words, current_millis, local_words, print_json, relative_words, totals_words
 from bide.cli.schedule import read_payload
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
@@ -69,18 +61,14 @@ def ls(context: Context, topic: str | None, key: str | None, group: str | None, 
 
 
 def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
-    from rich.text import Text
-
-    from bide.cli.tables import console, plain_table
+    from bide.cli.tables import cells, console, plain_table
 
     table, now = plain_table("topic", "key", "rule", "next", "local time"), current_millis()
     for task, instants in found:
         assert task.recurrence is not None
         first = "paused" if task.recurrence.paused else relative_words(instants[0], now) if instants else "running"
-        table.add_row(
-            Text(printable(task.topic)), Text(printable(task.key)), Text(task.recurrence.rule.words),
-            Text(first, "yellow" if task.recurrence.paused else ""), Text("\n".join(map(local_words, instants)), "dim"),
-        )  # fmt: skip
+        style, at = "yellow" if task.recurrence.paused else "", "\n".join(map(local_words, instants))
+        table.add_row(*cells(task.topic, task.key, task.recurrence.rule.words, (first, style), (at, "dim")))
     console().print(table)
 
 

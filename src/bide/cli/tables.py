@@ -46,6 +46,11 @@ def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
+def cells(*given: str | tuple[str, str]) -> list[Text]:
+    """The cells of a row: texts, or pairs of a text and a style; without control characters."""
+    return [Text(printable(one)) if isinstance(one, str) else Text(printable(one[0]), one[1]) for one in given]
+
+
 _HEADS = ("topic", "key", "group", "state", "when", "local time", "attempt", "last error")
 _RARE = frozenset({"group", "last error"})
 """Columns that the table of a whole list omits if they are empty."""
@@ -78,11 +83,10 @@ def _state_words(record: Record, now: Millis) -> str:
 def _cells(record: Record, now: Millis) -> list[Text]:
     state = _state_words(record, now)
     at = record.finished_at if record.finished_at is not None else record.wake_at
-    return [
-        Text(printable(record.topic)), Text(printable(record.key)), Text(printable(record.group or "")),
-        Text(state, STYLES.get(state, "")), Text(relative_words(at, now)), Text(local_words(at), "dim"),
-        Text(str(record.attempt or "")), Text(_first_line(error_parts(record.error)[0]), "red"),
-    ]  # fmt: skip
+    return cells(
+        record.topic, record.key, record.group or "", (state, STYLES.get(state, "")), relative_words(at, now),
+        (local_words(at), "dim"), str(record.attempt or ""), (_first_line(error_parts(record.error)[0]), "red"),
+    )  # fmt: skip
 
 
 def print_task(record: Record, last: Attempt | None, why: Sequence[str]) -> None:
@@ -158,16 +162,10 @@ def print_events(events: Sequence[Event], *, of_one: bool) -> None:
     table = plain_table("when", "local time", *([] if of_one else ["task"]), "what", "who", "from", "to")
     for event in events:
         what = event.what if event.kind is EventKind.CHANGE else f"{event.kind.value}: {event.what}"
-        cells = [Text(relative_words(event.at, now)), Text(local_words(event.at), "dim")]
-        if not of_one:
-            cells.append(Text(printable(f"{event.topic}/{event.key}")))
-        cells += [
-            Text(_first_line(what), _KINDS[event.kind]),
-            Text(printable(event.who or "")),
-            Text("" if event.was is None else local_words(event.was)),
-            Text("" if event.wake_at is None else local_words(event.wake_at)),
-        ]
-        table.add_row(*cells)
+        at, was, wake = ("" if at is None else local_words(at) for at in (event.at, event.was, event.wake_at))
+        task = [] if of_one else [f"{event.topic}/{event.key}"]
+        kind = (_first_line(what), _KINDS[event.kind])
+        table.add_row(*cells(relative_words(event.at, now), (at, "dim"), *task, kind, event.who or "", was, wake))
     if of_one:
         console().print(Text("events", "bold"))
     console().print(table)

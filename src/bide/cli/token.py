@@ -143,16 +143,12 @@ def _shape(one: Token) -> dict[str, Any]:
 
 
 def _print(tokens: list[Token], now: Millis) -> None:
-    from rich.text import Text
-
-    from bide.cli.tables import console, plain_table
+    from bide.cli.tables import cells, console, plain_table
 
     table = plain_table("id", "name", "may", "on", "made", "expires")
     for one in tokens:
         expires = "never" if one.expires_at is None else moment_words(one.expires_at, now)
-        table.add_row(
-            Text(one.id), Text(printable(one.name)), Text(_verbs_words(one)), Text(printable(", ".join(one.topics))),
-            Text(f"{moment_words(one.created_at, now)}{'' if one.created_by is None else f' by {one.created_by}'}"),
-            Text(expires, "red" if one.expired(now) else ""),
-        )  # fmt: skip
+        made = f"{moment_words(one.created_at, now)}{'' if one.created_by is None else f' by {one.created_by}'}"
+        style = "red" if one.expired(now) else ""
+        table.add_row(*cells(one.id, one.name, _verbs_words(one), ", ".join(one.topics), made, (expires, style)))
     console().print(table)

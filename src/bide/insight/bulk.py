@@ -132,55 +132,36 @@ FAILED = "unavailable"
 def change_of(bulk: BulkRequest, record: Record, token: Token, client: Client) -> Change:
     """The change of a task, on the condition that it still has `token`."""
     topic, key = record.ref
-    match bulk.verb:
-        case BulkVerb.CANCEL:
-            return new_cancel(topic, key, if_token=token, config=client.config, clock=client.clock)
-        case BulkVerb.FIRE:
-            return new_fire(topic, key, if_token=token)
-        case BulkVerb.REDRIVE:
-            return new_redrive(topic, key, delay="0s", if_token=token, clock=client.clock)
-        case BulkVerb.MOVE:
-            assert bulk.at is not None
-            return Move(topic, key, At(bulk.at), token)
-        case BulkVerb.SHIFT:
-            assert bulk.by is not None
-            return new_shift(record, bulk.by, deadlines=bulk.deadlines, if_token=token)
+    if bulk.at is not None:
+        return Move(topic, key, At(bulk.at), token)
+    if bulk.by is not None:
+        return new_shift(record, bulk.by, deadlines=bulk.deadlines, if_token=token)
+    if bulk.verb is BulkVerb.CANCEL:
+        return new_cancel(topic, key, if_token=token, config=client.config, clock=client.clock)
+    if bulk.verb is BulkVerb.FIRE:
+        return new_fire(topic, key, if_token=token)
+    return new_redrive(topic, key, delay="0s", if_token=token, clock=client.clock)
 
 
 def wake_after(bulk: BulkRequest, record: Record, now: Millis) -> Millis | None:
     """The wake time of the task after the change; None: never."""
-    match bulk.verb:
-        case BulkVerb.CANCEL:
-            return None
-        case BulkVerb.FIRE | BulkVerb.REDRIVE:
-            return now
-        case BulkVerb.MOVE:
-            assert bulk.at is not None
-            return max(bulk.at, now)
-        case BulkVerb.SHIFT:
-            assert bulk.by is not None
-            return max(shifted(record.due_at, bulk.by), now)
+    if bulk.verb is BulkVerb.CANCEL:
+        return None
+    if bulk.at is not None:
+        return max(bulk.at, now)
+    return now if bulk.by is None else max(shifted(record.due_at, bulk.by), now)
 
 
 async def change_one(client: Client, bulk: BulkRequest) -> Answer:
-    """Change the single chosen task by the verb for one task. Returns its answer."""
-    [((topic, key), token)] = bulk.chosen
-    match bulk.verb:
-        case BulkVerb.CANCEL:
-            return await client.cancel(topic, key, if_token=token)
-        case BulkVerb.FIRE:
-            return await client.fire_now(topic, key, if_token=token)
-        case BulkVerb.REDRIVE:
-            return await client.redrive(topic, key, if_token=token)
-        case BulkVerb.MOVE:
-            assert bulk.at is not None
-            return await client.reschedule(topic, key, at=as_datetime(bulk.at), if_token=token)
-        case BulkVerb.SHIFT:  # its new time depends on the old one
-            task = await client.get(topic, key)
-            if task is None:
-                return Answer(Result.NOT_FOUND)
-            [answer] = await client.change_many([change_of(bulk, task.record, token, client)])
-            return answer
+    """Change the single chosen task. Returns its answer."""
+    [(ref, token)] = bulk.chosen
+    if bulk.at is not None:  # by the client's verb, which checks `max_past`
+        return await client.reschedule(*ref, at=as_datetime(bulk.at), if_token=token)
+    task = await client.get(*ref)
+    if task is None:
+        return Answer(Result.NOT_FOUND)
+    [answer] = await client.change_many([change_of(bulk, task.record, token, client)])
+    return answer
 
 
 # --- the tasks of a request

@@ -88,6 +88,7 @@ class DeadLetters(NamedTuple):
     """All dead tasks, by topic and error."""
 
     groups: tuple[DeadGroup, ...]
+    """Largest first."""
     totals: Mapping[Topic, Count]
     """The number of dead tasks by topic, even if not all were read."""
     partly: frozenset[Topic]

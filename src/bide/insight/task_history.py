@@ -54,6 +54,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     began: Millis | None = None
     ended: Millis | None = None
     who: str | None = None
+    """The worker."""
     error: str = ""
     again_at: Millis | None = None
     """The planned time of the next delivery."""

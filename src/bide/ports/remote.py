@@ -309,6 +309,7 @@ class Operation(Generic[Request, Answered]):
     """True: the call is numbered, and done once even if resent. One call of each operation is in flight at a time."""
 
     def check(self, request: Request, bounds: Bounds) -> None:
+        """Raise BadInput for an invalid request."""
         items: Sequence[Any] = [request]
         if isinstance(request, Batch):
             items = request.items

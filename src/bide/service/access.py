@@ -595,6 +595,7 @@ def _place(url: str, like: str = "") -> str | None:
 
 
 def networks_of(proxies: Iterable[str]) -> Networks:
+    """Parse addresses and networks. Raises BadInput."""
     found = []
     for text in proxies:
         try:

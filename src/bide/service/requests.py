@@ -217,6 +217,7 @@ def etag(answer: Answer) -> dict[str, str]:
 
 
 BODY_LIMIT = 16 * 2**20
+"""The most bytes of a body."""
 BODY_PATIENCE = 30.0
 """The most seconds for a body to arrive."""
 OPEN_LIMIT = 16_384

@@ -81,6 +81,7 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     keep_dead: str | None = None
 
     def policy(self) -> RetryPolicy:
+        """The retry policy. Raises BadInput."""
         try:
             return policy(retries(self.retry))
         except BadInput as error:

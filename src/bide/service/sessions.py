@@ -166,6 +166,7 @@ _UNKNOWN = "this is not a session of this service; log in again"
 
 
 def _read(cookie: str) -> tuple[str, str]:
+    """The id and the secret in a cookie. Raises Unauthorized."""
     found = _COOKIE_FORM.fullmatch(cookie)
     if found is None:
         raise Unauthorized(_UNKNOWN)

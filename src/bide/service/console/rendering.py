@@ -8,7 +8,7 @@ shown is limited, whatever was sent.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
@@ -42,6 +42,7 @@ class PayloadView(Struct, frozen=True, kw_only=True):
     """A payload as a page shows it. All texts are inert."""
 
     size: int
+    """Bytes."""
     pretty: str | None
     """The formatted JSON; None: it is not JSON."""
     raw: str | None
@@ -145,6 +146,12 @@ def recurring_address(topic: str, key: str) -> str:
     return f"/recurring/{quote(topic, safe='')}/{quote(key, safe='')}"
 
 
+def hidden(fields: Iterable[tuple[str, object]] = (), **more: object) -> Markup:
+    """Hidden fields of a form. Those whose value is None are left out."""
+    made = Markup('<input type="hidden" name="{}" value="{}">')
+    return Markup("").join(made.format(*one) for one in [*fields, *more.items()] if one[1] is not None)
+
+
 def ref_field(record: Record) -> str:
     """A task in a form: topic/key, percent-encoded, and the token that the viewer saw."""
     return f"{quote(record.topic, safe='')}/{quote(record.key, safe='')}@{record.token}"
@@ -176,6 +183,7 @@ def _environment() -> Environment:
     made.filters.update(inert=inert, line=inert_line, parts=error_parts)
     made.globals.update(
         static=lambda name: statics()[name][0],
+        hidden=hidden,
         ref_field=ref_field,
         task_address=task_address,
         recurring_address=recurring_address,

@@ -35,6 +35,7 @@ class RetryBar(NamedTuple):
     after: Millis
     """The sum of the pauses since the first failure."""
     width: int
+    """In percent."""
 
 
 class RetryChart(NamedTuple):

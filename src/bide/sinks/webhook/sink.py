@@ -23,26 +23,9 @@ from bide.core.options import decode_options
 from bide.core.outcomes import Dead, Defer, Outcome, Retry
 from bide.core.records import Record
 from bide.core.tasks import Task
+from bide.sinks.webhook import sending
 from bide.sinks.webhook.guard import Guard, Target
 from bide.sinks.webhook.hosts import HostLimits
-from bide.sinks.webhook.sending import (
-    CURRENT_EXCHANGE,
-    Exchange,
-    Observe,
-    ThreadedResolver,
-    WebhookResult,
-    beginning_of,
-    content_type,
-    header_text,
-    inert,
-    new_session,
-    outcome_of,
-    own_headers,
-    topic_text,
-    trace_headers,
-    well_formed,
-    what_failed,
-)
 from bide.sinks.webhook.signing import Signer
 
 _log = logging.getLogger("bide.webhooks")
@@ -77,7 +60,7 @@ class WebhookPost:
         per_host: int = 20,
         connections: int = 1_000,
         tls: ssl.SSLContext | None = None,
-        observe: Observe | None = None,
+        observe: sending.Observe | None = None,
         resolver: AbstractResolver | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -93,7 +76,7 @@ class WebhookPost:
         self._connections = connections
         self._tls = tls
         self._resolver = resolver
-        self._own_resolver: ThreadedResolver | None = None
+        self._own_resolver: sending.ThreadedResolver | None = None
         self._hosts: HostLimits | None = None
         self.sessions: dict[bool, aiohttp.ClientSession] = {}
         """By `Target.trusted`: the session whose connections are guarded, and the one for hosts allowed by name."""
@@ -126,7 +109,7 @@ class WebhookPost:
             raise SetupError("the webhook post is not open: use it as `async with post:` around the worker")
         return self._hosts
 
-    def report(self, result: WebhookResult) -> None:
+    def report(self, result: sending.WebhookResult) -> None:
         """Call the observer; its errors are logged and change no outcome."""
         assert self.observe is not None
         try:
@@ -142,9 +125,9 @@ class WebhookPost:
             raise SetupError("the webhook post is open already")
         self._hosts = HostLimits(self.per_host)
         if (resolver := self._resolver) is None:
-            resolver = self._own_resolver = ThreadedResolver()
+            resolver = self._own_resolver = sending.ThreadedResolver()
         for trusted in (False, True) if self.guard.trusts_hosts else (False,):
-            self.sessions[trusted] = new_session(
+            self.sessions[trusted] = sending.new_session(
                 limit=self._connections,
                 ttl_dns_cache=_NAMES_KNOWN,
                 keepalive_timeout=_KEEP_ALIVE,
@@ -201,7 +184,7 @@ class WebhookSink:
         self._signer = Signer(secrets)
         self._connect, self._total = _seconds(connect, "connect"), _seconds(total, "total")
         self._timeout = aiohttp.ClientTimeout(total=self._total, connect=self._connect)
-        self._static = _COMMON_HEADERS | own_headers(headers)
+        self._static = _COMMON_HEADERS | sending.own_headers(headers)
 
     @property
     def concurrency(self) -> int:
@@ -218,11 +201,11 @@ class WebhookSink:
         if post.observe is not None:
             record, outcome = task.record, ended.outcome
             post.report(
-                WebhookResult(
+                sending.WebhookResult(
                     topic=record.topic, key=record.key, id=record.id, attempt=record.attempt,
                     host=None if ended.target is None else ended.target.host, status=ended.status,
-                    seconds=time.perf_counter() - began, outcome=_WORDS[type(outcome)], excerpt=inert(ended.begin),
-                    why=outcome.why if isinstance(outcome, Retry | Dead) else None,
+                    seconds=time.perf_counter() - began, outcome=_WORDS[type(outcome)],
+                    excerpt=sending.inert(ended.begin), why=outcome.why if isinstance(outcome, Retry | Dead) else None,
                 )
             )  # fmt: skip
         return ended.outcome
@@ -232,31 +215,31 @@ class WebhookSink:
         try:
             target = self._target or self._own_target(task.record)
         except BadInput as error:
-            return _Ended(None, Dead(inert(str(error).encode())))
+            return _Ended(None, Dead(sending.inert(str(error).encode())))
         slot = hosts.enter(target.host) or await hosts.wait(target.host)
         if slot is None:
             return _Ended(target, Defer(timedelta(seconds=hosts.pause(target.host))))
         answered: bool | None = None
-        status, headers, begin, exchange = 0, _NO_HEADERS, b"", Exchange()
+        status, headers, begin, exchange = 0, _NO_HEADERS, b"", sending.Exchange()
         try:
             response = await self._send(task, target, exchange)
             answered = True
             status, headers = response.status, response.headers
-            begin = await beginning_of(response)
+            begin = await sending.beginning_of(response)
         except aiohttp.ClientResponseError as error:  # the status decides, even if the rest cannot be parsed
             answered = exchange.status is not None
             if exchange.status is None:
-                return _Ended(target, Retry(what_failed(error, target.host, 0, 0)))
+                return _Ended(target, Retry(sending.what_failed(error, target.host, 0, 0)))
             status = exchange.status
         except (aiohttp.ClientError, OSError) as error:
             answered = False
-            return _Ended(target, Retry(what_failed(error, target.host, self._connect, self._total)))
+            return _Ended(target, Retry(sending.what_failed(error, target.host, self._connect, self._total)))
         finally:
             slot.leave(answered)
         if 200 <= status < 300:
             return _Ended(target, None, status, begin)
         asked, where, date = headers.get("Retry-After"), headers.get("Location"), headers.get("Date")
-        outcome = outcome_of(status, asked, where, inert(begin), self._post.now(), date)
+        outcome = sending.outcome_of(status, asked, where, sending.inert(begin), self._post.now(), date)
         return _Ended(target, outcome, status, begin)
 
     def _own_target(self, record: Record) -> Target:
@@ -269,7 +252,7 @@ class WebhookSink:
             raise BadInput(field, None, "the URL of this task's receiver")
         return self._post.target(url, field)
 
-    async def _send(self, task: Task[Any], target: Target, exchange: Exchange) -> aiohttp.ClientResponse:
+    async def _send(self, task: Task[Any], target: Target, exchange: sending.Exchange) -> aiohttp.ClientResponse:
         """Send the request. If a reused connection breaks without an answer, the receiver had closed it: send once more
         on a new connection. A receiver that gets the request twice sees the same `webhook-id`."""
         began = time.perf_counter()
@@ -281,18 +264,18 @@ class WebhookSink:
             if not (exchange.reused and exchange.silent) or left <= 0:
                 raise
         timeout = aiohttp.ClientTimeout(total=left, connect=self._connect)
-        again = Exchange(fresh=True)
+        again = sending.Exchange(fresh=True)
         try:
             return await self._post_once(task, target, headers, again, timeout)
         finally:
             exchange.follow(again)
 
     async def _post_once(
-        self, task: Task[Any], target: Target, headers: dict[str, str], exchange: Exchange,
+        self, task: Task[Any], target: Target, headers: dict[str, str], exchange: sending.Exchange,
         timeout: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:  # fmt: skip
         payload = task.record.payload
-        token = CURRENT_EXCHANGE.set(exchange)
+        token = sending.CURRENT_EXCHANGE.set(exchange)
         try:
             return await self._post.sessions[target.trusted].post(
                 target.url,
@@ -302,25 +285,25 @@ class WebhookSink:
                 allow_redirects=False,
             )
         finally:
-            CURRENT_EXCHANGE.reset(token)
+            sending.CURRENT_EXCHANGE.reset(token)
 
     def _headers(self, task: Task[Any]) -> dict[str, str]:
         post, record = self._post, task.record
         payload = record.payload
         timestamp = str(int(post.now()))
         headers = self._static | {
-            "content-type": content_type(payload),
+            "content-type": sending.content_type(payload),
             "webhook-id": record.id,
             "webhook-timestamp": timestamp,
-            "bide-topic": topic_text(record.topic),
-            "bide-key": header_text(record.key),
+            "bide-topic": sending.topic_text(record.topic),
+            "bide-key": sending.header_text(record.key),
             "bide-token": str(record.token),
             "bide-attempt": str(record.attempt),
         }
         if self._signer:
             headers["webhook-signature"] = self._signer.signature(record.id, timestamp, payload)
             headers["bide-signature"] = self._signer.signature_of(headers)
-        return headers | well_formed(trace_headers(task))
+        return headers | sending.well_formed(sending.trace_headers(task))
 
     def __repr__(self) -> str:
         return f"<WebhookSink to {'where each task says' if self._target is None else self._target.host}>"
