@@ -35,7 +35,6 @@ _log = logging.getLogger("bide.recurring")
 LONGEST_KEY = 175
 """The most bytes of a recurring task's key: the key of a separate occurrence has `@` and its instant appended."""
 MOST_BACKFILLED = 10_000
-"""The most occurrences of one backfill."""
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Seconds before each attempt to change a task whose occurrence is running."""
 _OF_THE_RULE = frozenset({"zone", "start", "until", "times", "jitter", "except_on", "on_gap", "on_repeat"})
@@ -155,8 +154,7 @@ class Recurring:
                 refs = [Ref(wanted[place].topic, wanted[place].key) for place in running]
                 for place, record in zip(running, await session.verbs.get(refs), strict=True):
                     answers[place] = Answer(Result.NOT_FOUND if record is None else Result.KEPT, record)
-            changes: list[tuple[int, NewTask]] = []
-            running = []
+            changes, running = dict[int, NewTask](), list[int]()
             for place in open_ones:
                 old = answers[place].record
                 if old is None:
@@ -168,15 +166,13 @@ class Recurring:
                 elif under_way(old):
                     running.append(place)
                 else:
-                    changes.append((place, changed))
+                    changes[place] = changed
             if changes:
-                added = session.verbs.add([new for _, new in changes], now=clock.now())
-                for (place, _), answer in zip(changes, await session.plural("recur", added), strict=True):
+                added = session.verbs.add(list(changes.values()), now=clock.now())
+                for place, answer in zip(changes, await session.plural("recur", added), strict=True):
                     answers[place] = answer
-            stale = [place for place, _ in changes if answers[place].result is Result.STALE_TOKEN]
+            stale = [place for place in changes if answers[place].result is Result.STALE_TOKEN]
             open_ones = sorted(stale + running)
-            if not open_ones:
-                break
         for place in open_ones:
             answers[place] = Answer(Result.UNDER_WAY, answers[place].record)
         return answers
@@ -246,8 +242,7 @@ class Recurring:
     async def backfill(self, topic: str, key: str | None = None, *, since: When, until: When) -> list[Answer]:
         """Run the occurrences of the rule from `since` to `until`, both inclusive, as separate tasks.
 
-        `kept`: that occurrence exists already, or has ended and is remembered. At most 10,000; raises BadInput for
-        more.
+        `kept`: that occurrence exists, or has ended and is remembered. Raises BadInput for more than 10,000.
         """
         now = self._client.clock.now
         first, last = instant(since, field="since", now=now), instant(until, field="until", now=now)

@@ -53,7 +53,6 @@ class SettingsStore(Struct):
         raise StoreUnavailable(f"not done: {name} was changed by others at each of {_TRIES} tries")
 
     async def get(self, name: str) -> bytes | None:
-        """The value under `name`, or None."""
         record = await self._record(name)
         return None if record is None else record.payload
 

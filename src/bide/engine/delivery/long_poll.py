@@ -131,7 +131,6 @@ class LongPoll(LeaseLoop):
         self._unsubscribes_at = float("-inf")
         self._background = Background()
         self.waiting = 0
-        """The number of waiting requests."""
 
     async def start(self, routes: Sequence[RouteSettings] = ()) -> None:
         """Begin to lease, and announce `routes`, the settings of the topics that consumers work on."""
