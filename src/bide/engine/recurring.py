@@ -23,7 +23,7 @@ from bide.core.names import check_name, check_topic, new_id
 from bide.core.options import encode_options, recurrence_of, with_recurrence
 from bide.core.payloads import encode_payload
 from bide.core.records import Move, NewTask, Record, Ref, Result, State
-from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence, last_instants
+from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence
 from bide.core.recurrence.rules import Rule
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
@@ -379,14 +379,10 @@ def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
 def due_next(record: Record, recurrence: Recurrence, now: Millis) -> Millis | None:
     """When the next occurrence that runs is due, without those too old to run; None: the rule ends with them.
 
-    The task is not under way. A few steps of the rule, but with `all` and `queue` one for each occurrence left out.
+    The task is not under way. A few steps of the rule, but with `all` and `queue` O(most).
     """
-    rule, key, due_at = recurrence.rule, record.key, record.due_at
-    if recurrence.catch_up is not CatchUp.ALL and recurrence.overlap is not Overlap.QUEUE:
-        for latest in last_instants(rule, rule.nominal(due_at, key), now - rule.jitter, 1):
-            due_at = rule.fires_at(latest, key)  # it alone may run, of those that have fired
-    step = recurrence.on_lease(due_at, key, record.created_at, now)
-    return due_at if step is None else step.due_at
+    step = recurrence.on_lease(record.due_at, record.key, record.created_at, now, counted=1)
+    return record.due_at if step is None else step.due_at
 
 
 def time_of(old: Record, now: Millis) -> Millis:
