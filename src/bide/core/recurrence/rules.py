@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from datetime import date, datetime
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Annotated, Any, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack, get_args
+from typing import Annotated, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, get_args
 
 from msgspec import Meta, Struct, structs
 
@@ -117,17 +117,16 @@ class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=F
         return False
 
 
-class _Excluding(NamedTuple):
-    """A stream of local times without those of some dates."""
+def _without(days: tuple[int, ...], times: Times) -> Times:
+    """The stream without the times of some dates."""
 
-    times: Times
-    days: tuple[int, ...]
-
-    def first_at_or_after(self, local: Millis) -> Millis | None:
-        found = self.times.first_at_or_after(local)
-        while found is not None and _holds(self.days, found // DAY):
-            found = self.times.first_at_or_after((found // DAY + 1) * DAY)
+    def kept(local: Millis) -> Millis | None:
+        found = times(local)
+        while found is not None and _holds(days, found // DAY):
+            found = times((found // DAY + 1) * DAY)
         return found
+
+    return kept if days else times
 
 
 class _WallClockRule(_Recurrence, frozen=True):
@@ -149,15 +148,15 @@ class _WallClockRule(_Recurrence, frozen=True):
 
     def step(self, after: Millis, search: RRuleSearch | None = None) -> Millis | None:
         """See `_Recurrence.step`. `search`: a stream that goes on over several steps."""
-        times = search or self._stream()
-        kept = _Excluding(times, self.except_on) if self.except_on else times
-        repeat: OnRepeat = self.on_repeat or ("first" if times.fixed else "both")
-        return zones.next_step(kept, self.zone, after, self.on_gap or ("run_after" if times.fixed else "skip"), repeat)
+        stream = search or self._stream()
+        times = _without(self.except_on, stream.first_at_or_after)
+        gap: OnGap = self.on_gap or ("run_after" if stream.fixed else "skip")
+        return zones.next_step(times, self.zone, after, gap, self.on_repeat or ("first" if stream.fixed else "both"))
 
     def is_shifted(self, nominal: Millis) -> bool:
         held = zones.segment(self.zone, nominal)
-        kept = _Excluding(self._stream(), self.except_on)
-        return nominal == held.start and self.gap == "run_after" and zones.gap_time(kept, held) is not None
+        times = _without(self.except_on, self._stream().first_at_or_after)
+        return nominal == held.start and self.gap == "run_after" and zones.gap_time(times, held) is not None
 
 
 class CronRule(_WallClockRule, frozen=True, tag="cron"):
