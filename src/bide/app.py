@@ -34,7 +34,6 @@ from bide.wiring import engine_config, store_maker, tables_at, tracer, without_s
 
 P = TypeVar("P")
 Function: TypeAlias = Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]
-"""A handler's function."""
 _THREADS = 32
 """The default number of threads of a plain-function handler."""
 _MOST_CONNECTIONS = 1_000
@@ -186,7 +185,7 @@ class Bide(Client):
             threads = concurrency or min(_THREADS, self.settings.topic_concurrency)
             sink = PythonHandler(function, threads=threads, names=names)
             slots = concurrency or (self.settings.topic_concurrency if sink.asynchronous else threads)
-            route(sink, slots)
+            self.routes[topic] = route(sink=sink, concurrency=slots)
             self._sinks[topic] = sink
             return Handler(self, topic, function, sink)
 
@@ -196,7 +195,7 @@ class Bide(Client):
         """Send the deliveries of `topic` to `sink`, an object with `async deliver(task)`. Options and errors: see
         `handler`."""
         route = self._route_of(topic, concurrency, how, "app.route")
-        route(sink, concurrency or self.settings.topic_concurrency)
+        self.routes[topic] = route(sink=sink, concurrency=concurrency or self.settings.topic_concurrency)
 
     def recurs(
         self, rule: Rule, *, topic: str | None = None, payload: object = None, **options: Unpack[RecurrenceOptions]
@@ -259,8 +258,8 @@ class Bide(Client):
         )
         self.config = msgspec.structs.replace(self.config, retentions=retentions)
 
-    def _route_of(self, topic: str, concurrency: int | None, how: RouteOptions, by: str) -> Callable[[Sink, int], None]:
-        """A function that declares the route of `topic` from its sink and slots; everything else is checked now."""
+    def _route_of(self, topic: str, concurrency: int | None, how: RouteOptions, by: str) -> Callable[..., Route]:
+        """Makes the route of `topic` from its sink and slots; everything else is checked now."""
         known = RouteOptions.__annotations__
         refuse_unknown([name for name in how if name not in known], ["concurrency", *known], f"an option of {by}")
         check_topic(topic)
@@ -270,17 +269,11 @@ class Bide(Client):
         for field, count in (("concurrency", concurrency), ("losses", losses)):
             if count is not None:
                 whole_number(field, count, 1, 1_000_000)
-
-        def declare(sink: Sink, slots: int) -> None:
-            self.retain(
-                topic, done=how.get("keep_done"), cancelled=how.get("keep_cancelled"), dead=how.get("keep_dead")
-            )
-            self.routes[topic] = Route(
-                topic=topic, sink=sink, retry=retries, concurrency=slots, timeout=limit,
-                losses=losses or self.settings.losses, on_dead=self._dead_hooks.setdefault(topic, []),
-            )  # fmt: skip
-
-        return declare
+        self.retain(topic, done=how.get("keep_done"), cancelled=how.get("keep_cancelled"), dead=how.get("keep_dead"))
+        return partial(
+            Route, topic=topic, retry=retries, timeout=limit, losses=losses or self.settings.losses,
+            on_dead=self._dead_hooks.setdefault(topic, []),
+        )  # fmt: skip
 
     def watch(
         self,

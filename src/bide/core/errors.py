@@ -22,10 +22,15 @@ A lost race is an *answer* (`under_way`, `stale_token`, ...), never one of these
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class BideError(Exception):
     """The base class of all errors that bide raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Unpickle it without a call of `__init__`, which may take other arguments than `args`."""
+        return Exception.__new__, (type(self), *self.args), self.__dict__
 
 
 class BadInput(BideError, ValueError):
@@ -37,9 +42,6 @@ class BadInput(BideError, ValueError):
         self.accepted = accepted
         given = "nothing was given" if value is None else f"{_shorten(value)} is not accepted"
         super().__init__(f"{field}: {given}; give {accepted}")
-
-    def __reduce__(self) -> tuple[type[BadInput], tuple[str, object, str]]:
-        return type(self), (self.field, self.value, self.accepted)
 
 
 class BadPayload(BadInput):
@@ -54,7 +56,6 @@ HAS_TO_BE_AWAITED = (
     "app.sync works only with synchronous connections, and this one has to be awaited: use "
     "`await app.using(connection)...` in a coroutine"
 )
-"""The message of a SetupError."""
 
 
 class DuplicateHandler(SetupError):
@@ -68,9 +69,6 @@ class MissingExtra(SetupError):
         self.extra = extra
         self.needed_for = needed_for
         super().__init__(f"{needed_for} needs an optional package: pip install 'bide[{extra}]'")
-
-    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
-        return type(self), (self.extra, self.needed_for)
 
 
 class NotOpen(SetupError):
@@ -113,9 +111,6 @@ class PartlyFailed(StoreError):
         failed = [one for one in answers if isinstance(one, StoreError)]
         first = f"; the first: {failed[0]}" if failed else ""
         super().__init__(f"{len(failed)} of {len(answers)} failed, the others were done{first}")
-
-    def __reduce__(self) -> tuple[type[PartlyFailed], tuple[Sequence[object]]]:
-        return type(self), (self.answers,)
 
 
 class LeaseLost(BideError):

@@ -45,7 +45,6 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
 def event_of(
     record: Record, kind: EventKind, at: Millis, who: str, what: str, *, was: Millis | None, wake_at: Millis | None
 ) -> Event:
-    """The event of this task."""
     return Event(
         at=at, topic=record.topic, key=record.key, id=record.id, kind=kind, attempt=record.attempt, who=who, what=what,
         was=was, wake_at=wake_at,

@@ -256,7 +256,6 @@ class Filter(Struct, frozen=True, kw_only=True):
         return self.wake_from is not None or self.wake_before is not None or bool(self.state and self.state.live)
 
     def admits(self, record: Record) -> bool:
-        """True if the task matches."""
         return (
             (self.topic is None or record.topic == self.topic)
             and (self.group is None or record.group == self.group)
@@ -290,11 +289,8 @@ class Count(NamedTuple):
 
 def summed(counts: Iterable[Count]) -> Count:
     """The sum of `counts`; exact if all are."""
-    number, exact = 0, True
-    for count in counts:
-        number += count.number
-        exact = exact and count.exact
-    return Count(number, exact)
+    each = list(counts)
+    return Count(sum(count.number for count in each), all(count.exact for count in each))
 
 
 class Tally(Struct, frozen=True):

@@ -157,7 +157,6 @@ class TableSource(Struct, frozen=True, kw_only=True):
 
     @property
     def tables(self) -> Sequence[str]:
-        """The tables that `table` names."""
         parts = _PATTERN.split(self.table) if _is_text(self.table) else ()
         if len(parts) == 1:
             return parts
@@ -170,7 +169,6 @@ class TableSource(Struct, frozen=True, kw_only=True):
         return [f"{before}{number:0{len(first)}}{after}" for number in range(int(first), int(last) + 1)]
 
     def each(self) -> Sequence[TableSource]:
-        """A source for each of the tables."""
         return [replace(self, table=table) for table in self.tables]
 
     @property
@@ -188,7 +186,6 @@ class TableSource(Struct, frozen=True, kw_only=True):
 
     @property
     def ids(self) -> Sequence[str]:
-        """The columns of the id."""
         return (self.id,) if isinstance(self.id, str) else tuple(self.id)
 
     @property

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from types import MappingProxyType
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bide.core.instants import LAST_INSTANT, LONGEST, Millis
 from bide.core.payloads import PAYLOAD_LIMIT
@@ -32,94 +31,67 @@ class Retention(Struct, frozen=True, kw_only=True):
     done: Millis = 0
     cancelled: Millis = 0
     dead: Millis = FOURTEEN_DAYS
-
-    def keep_until(self, state: State, now: Millis) -> Millis:
-        """The `keep_until` of a task that enters `state` now."""
-        length = self.done if state is State.DONE else self.cancelled if state is State.CANCELLED else self.dead
-        return min(now + length, LAST_INSTANT) if length else 0
-
-    def not_kept(self, state: State) -> None:
-        """Correct the count: a task with a `keep_until` has not entered `state`."""
-
-
-_DEFAULT = Retention()
-
-
-class CappedRetention(Retention, frozen=True, kw_only=True):
-    """A retention that also limits how many tasks are kept, except dead ones. Each call of `keep_until` counts one."""
-
-    kept: dict[State, deque[Millis]] = msgspec.field(
-        default_factory=lambda: {State.DONE: deque(), State.CANCELLED: deque()}
-    )
-    """For each limited state, the instants until which its tasks are kept."""
+    kept: dict[State, deque[Millis]] = {}
+    """For each state with a limit, the instants until which its tasks are kept."""
     most: int = MOST
 
     def keep_until(self, state: State, now: Millis) -> Millis:
-        kept = self.kept.get(state)
-        if kept is None:
-            return super().keep_until(state, now)
-        try:
-            while kept[0] <= now:
-                kept.popleft()
-        except IndexError:  # the deque is empty; another thread of the app may have taken the last instant
-            pass
-        if len(kept) >= self.most:
-            return 0
-        until = super().keep_until(state, now)
-        if until:
-            kept.append(until)
+        """The `keep_until` of a task that enters `state` now. With a limit, each call counts one task."""
+        length = self.done if state is State.DONE else self.cancelled if state is State.CANCELLED else self.dead
+        until = min(now + length, LAST_INSTANT) if length else 0
+        if (kept := self.kept.get(state)) is not None:
+            try:
+                while kept[0] <= now:
+                    kept.popleft()
+            except IndexError:  # the deque is empty; another thread of the app may have taken the last instant
+                pass
+            if len(kept) >= self.most:
+                return 0
+            if until:
+                kept.append(until)
         return until
 
     def not_kept(self, state: State) -> None:
+        """Correct the count: a task with a `keep_until` has not entered `state`."""
         with suppress(LookupError):
             self.kept[state].pop()
 
 
-class Retentions:
+class Retentions(Struct, frozen=True, eq=False):
     """The retention of each topic: its own if it sets one, else the general one, limited to `most` if given."""
 
-    def __init__(
-        self,
-        general: Retention = _DEFAULT,
-        own: Mapping[Topic, Retention] = MappingProxyType({}),
-        *,
-        most: int | None = None,
-    ) -> None:
-        self._general = general
-        self._own = own
-        self._most = most
-        self._capped = dict[Topic, Retention]()
+    general: Retention = Retention()
+    own: Mapping[Topic, Retention] = {}
+    most: int | None = None
+    _limited: dict[Topic, Retention] = {}
 
     def of(self, topic: Topic) -> Retention:
-        found = self._own.get(topic) or self._capped.get(topic)
+        found = self.own.get(topic) or self._limited.get(topic)
         if found is None:
-            if self._most is None:
-                return self._general
-            if len(self._capped) >= _TOPICS:
-                self._capped.clear()
-            found = self._capped[topic] = _capped(self._general, self._most)
+            if self.most is None:
+                return self.general
+            if len(self._limited) >= _TOPICS:
+                self._limited.clear()
+            found = self._limited[topic] = _limited(self.general, self.most)
         return found
 
     def at_most(self, most: int) -> Retentions:
         """A copy with at most `most` ended tasks of each topic and state, even for topics that set their own."""
-        return Retentions(self._general, {topic: _capped(one, most) for topic, one in self._own.items()}, most=most)
+        return Retentions(self.general, {topic: _limited(one, most) for topic, one in self.own.items()}, most)
 
     def with_topic(
         self, topic: Topic, *, done: Millis | None, cancelled: Millis | None, dead: Millis | None
     ) -> Retentions:
         """A copy with the lengths that `topic` sets itself, which have no limit. None: the general length."""
-        general = self._general
-        one = CappedRetention(
-            done=general.done if done is None else done,
-            cancelled=general.cancelled if cancelled is None else cancelled,
-            dead=general.dead if dead is None else dead,
-            kept={state: deque() for state, own in ((State.DONE, done), (State.CANCELLED, cancelled)) if own is None},
-        )
-        return Retentions(general, {**self._own, topic: one}, most=self._most)
+        given = {"done": done, "cancelled": cancelled, "dead": dead}
+        set_here = {name: length for name, length in given.items() if length is not None}
+        limits = {state: deque[Millis]() for state in (State.DONE, State.CANCELLED) if state.value not in set_here}
+        one = replace(self.general, kept=limits, **set_here)
+        return Retentions(self.general, {**self.own, topic: one}, self.most)
 
 
-def _capped(one: Retention, most: int) -> CappedRetention:
-    return CappedRetention(done=one.done, cancelled=one.cancelled, dead=one.dead, most=most)
+def _limited(one: Retention, most: int) -> Retention:
+    return replace(one, kept={State.DONE: deque(), State.CANCELLED: deque()}, most=most)
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):

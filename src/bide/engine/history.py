@@ -58,7 +58,6 @@ class DeliveryCounts(Struct, array_like=True, gc=False):
     """Deliveries of one topic in one minute."""
 
     begun: int = 0
-    """Deliveries that began."""
     done: int = 0
     retried: int = 0
     deferred: int = 0
@@ -363,7 +362,6 @@ def _readable(name: str, value: bytes) -> MinuteRow | None:
 
 
 def together(rows: Iterable[MinuteRow]) -> MinuteRow:
-    """The sum of `rows`."""
     found = MinuteRow()
     for row in rows:
         found.add(row)

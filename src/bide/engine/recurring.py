@@ -23,7 +23,7 @@ from bide.core.names import check_name, check_topic, new_id
 from bide.core.options import encode_options, recurrence_of, with_recurrence
 from bide.core.payloads import encode_payload
 from bide.core.records import Move, NewTask, Record, Ref, Result, State
-from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence, last_instants
+from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence
 from bide.core.recurrence.rules import Rule
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
@@ -35,7 +35,6 @@ _log = logging.getLogger("bide.recurring")
 LONGEST_KEY = 175
 """The most bytes of a recurring task's key: the key of a separate occurrence has `@` and its instant appended."""
 MOST_BACKFILLED = 10_000
-"""The most occurrences of one backfill."""
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Seconds before each attempt to change a task whose occurrence is running."""
 _OF_THE_RULE = frozenset({"zone", "start", "until", "times", "jitter", "except_on", "on_gap", "on_repeat"})
@@ -158,8 +157,7 @@ class Recurring:
                 refs = [Ref(wanted[place].topic, wanted[place].key) for place in running]
                 for place, record in zip(running, await session.verbs.get(refs), strict=True):
                     answers[place] = Answer(Result.NOT_FOUND if record is None else Result.KEPT, record)
-            changes: list[tuple[int, NewTask]] = []
-            running = []
+            changes, running = dict[int, NewTask](), list[int]()
             for place in open_ones:
                 old = answers[place].record
                 if old is None:
@@ -171,15 +169,13 @@ class Recurring:
                 elif under_way(old):
                     running.append(place)
                 else:
-                    changes.append((place, changed))
+                    changes[place] = changed
             if changes:
-                added = session.verbs.add([new for _, new in changes], now=clock.now())
-                for (place, _), answer in zip(changes, await session.plural("recur", added), strict=True):
+                added = session.verbs.add(list(changes.values()), now=clock.now())
+                for place, answer in zip(changes, await session.plural("recur", added), strict=True):
                     answers[place] = answer
-            stale = [place for place, _ in changes if answers[place].result is Result.STALE_TOKEN]
+            stale = [place for place in changes if answers[place].result is Result.STALE_TOKEN]
             open_ones = sorted(stale + running)
-            if not open_ones:
-                break
         for place in open_ones:
             answers[place] = Answer(Result.UNDER_WAY, answers[place].record)
         return answers
@@ -249,8 +245,7 @@ class Recurring:
     async def backfill(self, topic: str, key: str | None = None, *, since: When, until: When) -> list[Answer]:
         """Run the occurrences of the rule from `since` to `until`, both inclusive, as separate tasks.
 
-        `kept`: that occurrence exists already, or has ended and is remembered. At most 10,000; raises BadInput for
-        more.
+        `kept`: that occurrence exists, or has ended and is remembered. Raises BadInput for more than 10,000.
         """
         now = self._client.clock.now
         first, last = instant(since, field="since", now=now), instant(until, field="until", now=now)
@@ -387,14 +382,10 @@ def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
 def due_next(record: Record, recurrence: Recurrence, now: Millis) -> Millis | None:
     """When the next occurrence that runs is due, without those too old to run; None: the rule ends with them.
 
-    The task is not under way. A few steps of the rule, but with `all` and `queue` one for each occurrence left out.
+    The task is not under way. A few steps of the rule, but with `all` and `queue` O(most).
     """
-    rule, key, due_at = recurrence.rule, record.key, record.due_at
-    if recurrence.catch_up is not CatchUp.ALL and recurrence.overlap is not Overlap.QUEUE:
-        for latest in last_instants(rule, rule.nominal(due_at, key), now - rule.jitter, 1):
-            due_at = rule.fires_at(latest, key)  # it alone may run, of those that have fired
-    step = recurrence.on_lease(due_at, key, record.created_at, now)
-    return due_at if step is None else step.due_at
+    step = recurrence.on_lease(record.due_at, record.key, record.created_at, now, counted=1)
+    return record.due_at if step is None else step.due_at
 
 
 def time_of(old: Record, now: Millis) -> Millis:

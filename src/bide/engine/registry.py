@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -48,15 +48,6 @@ _PAGE = 200
 _MOST_BYTES = 4 << 20
 _LATELY = 600.0
 """Seconds for which a missed notification deserves a warning."""
-
-
-@runtime_checkable
-class Describes(Protocol):
-    """A sink that describes itself."""
-
-    def described(self) -> tuple[str, str]:
-        """Its kind and its name: ("handler", "shop.close"), ("webhook", "shop.example:443")."""
-        ...
 
 
 class RouteSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -106,11 +97,10 @@ def ladder_of(policy: RetryPolicy) -> tuple[list[Millis], int | None]:
 
 
 def settings_of(route: Route, config: EngineConfig) -> RouteSettings:
-    """The settings of a worker's route."""
-    made = type(route.sink)
+    made, described = type(route.sink), getattr(route.sink, "described", None)
     kind, what = "sink", f"{made.__module__}.{made.__qualname__}"
-    if isinstance(route.sink, Describes):
-        kind, what = route.sink.described()
+    if described is not None:  # it has a kind and a name: ("handler", "shop.close"), ("webhook", "shop.example:443")
+        kind, what = described()
     same = settings_of_consumers(route.topic, route, config)
     return replace(same, kind=kind, what=what, concurrency=route.concurrency, timeout=route.timeout)
 

@@ -53,7 +53,6 @@ class SettingsStore(Struct):
         raise StoreUnavailable(f"not done: {name} was changed by others at each of {_TRIES} tries")
 
     async def get(self, name: str) -> bytes | None:
-        """The value under `name`, or None."""
         record = await self._record(name)
         return None if record is None else record.payload
 
@@ -77,8 +76,8 @@ class SettingsStore(Struct):
         [answer] = await all_answers(await self._store.change([cancel], now=self._clock.now()))
         return answer.result is Result.CANCELLED
 
-    async def forget_past(self) -> int:
-        """Remove some hundreds of the values whose `until` has passed, oldest first. Returns their number."""
+    async def forget_past(self) -> None:
+        """Remove some hundreds of the values whose `until` has passed, oldest first."""
         now = self._clock.now()
         past = Filter(topic=self._topic, state=State.WAITING, wake_before=now)
         found = await self._store.find(past, Page(limit=_PAGE))
@@ -86,7 +85,6 @@ class SettingsStore(Struct):
         cancels = [Cancel(self._topic, one.key, if_token=one.token) for one in found.tasks]
         if cancels:
             await all_answers(await self._store.change(cancels, now=now))
-        return len(cancels)
 
     async def records(self, where: Filter) -> list[Record]:
         """The hidden tasks that match, some hundreds per store call. O(found)."""

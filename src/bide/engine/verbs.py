@@ -612,7 +612,6 @@ def filter_of(
     topic: str | None, state: str | None, group: str | None, wake_from: When | None, wake_before: When | None,
     *, now: Callable[[], Millis] | None = None,
 ) -> Filter:  # fmt: skip
-    """The filter of `find`."""
     return Filter(
         topic=None if topic is None else check_topic(topic),
         state=None if state is None else one_of(STATES, state, "state"),
@@ -626,14 +625,12 @@ def new_move(
     topic: str, key: str, *, delay: Length | None, at: When | None, deadline: When | Length | None,
     if_token: Token | None, zone: str | None = None, clock: Clock,
 ) -> Move:  # fmt: skip
-    """Make a waiting task due at another time."""
     due = one_due(at, delay, grain=clock.grain, now=clock.now, zone=zone)
     not_after = deadline_of(deadline, due, clock, zone)
     return Move(check_topic(topic), check_name("key", key), due, check_token(if_token), not_after)
 
 
 def new_fire(topic: str, key: str, *, if_token: Token | None) -> Move:
-    """Make a waiting task due now."""
     return Move(check_topic(topic), check_name("key", key), In(0), check_token(if_token), verb="fire_now")
 
 
@@ -659,6 +656,5 @@ def shifted(at: Millis, by: Millis) -> Millis:
 
 
 def new_redrive(topic: str, key: str, *, delay: Length, if_token: Token | None, clock: Clock) -> Redrive:
-    """Send a dead task again, as a new life."""
     due = with_grain(In(duration(delay, field="delay")), clock.grain)
     return Redrive(check_topic(topic), check_name("key", key), new_id(), due, check_token(if_token))

@@ -105,11 +105,13 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         latest = later is None or self.rule.fires_at(later, key) > now
         return latest and (window is None or now - due_at <= window)
 
-    def on_lease(self, due_at: Millis, key: str, born_at: Millis, now: Millis) -> Step | None:
+    def on_lease(
+        self, due_at: Millis, key: str, born_at: Millis, now: Millis, *, counted: int = _COUNTED
+    ) -> Step | None:
         """None: the occurrence may run. Otherwise it is too old, and the task is to wait for another one.
 
-        `born_at`: when this life of the task began. One step of the rule if the occurrence is punctual, else O(most) or
-        O(occurrences counted), once for all occurrences that are caught up before the next one comes.
+        `born_at`: when this life of the task began. Dropped ones are counted up to `counted`. One step of the rule if
+        the occurrence is punctual, else O(most + counted), once for all that are caught up before the next one comes.
         """
         if self.is_punctual(due_at, key, now):
             return None
@@ -127,7 +129,7 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         if kept and nominal >= kept[0]:
             return None
         target = kept[0] if kept else coming
-        dropped = 1 + len(rule.upto(due_at + 1, kept[0] - 1 if kept else last, _COUNTED - 1))
+        dropped = 1 + len(rule.upto(due_at + 1, kept[0] - 1 if kept else last, counted - 1))
         return Step(None if target is None else rule.fires_at(target, key), dropped, "late")
 
     def on_end(self, due_at: Millis, key: str, missed: Millis, now: Millis, *, lost: bool = False) -> Step:

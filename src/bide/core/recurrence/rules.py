@@ -9,9 +9,9 @@ import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from datetime import date, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
-from typing import Annotated, Any, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack, get_args
+from typing import Annotated, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, get_args
 
 from msgspec import Meta, Struct, structs
 
@@ -59,8 +59,8 @@ class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=F
     """None, as in `on_repeat`: as is usual for the form of the rule."""
     on_repeat: OnRepeat | None = None
 
-    def step(self, after: Millis, search: RRuleSearch | None = None) -> Millis | None:
-        """The next instant of the rule without its bounds. `search`: one that goes on over several steps."""
+    def step(self, after: Millis) -> Millis | None:
+        """The next instant of the rule without its bounds."""
         raise NotImplementedError
 
     @property
@@ -117,21 +117,22 @@ class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=F
         return False
 
 
-class _Excluding(NamedTuple):
-    """A stream of local times without those of some dates."""
+def _without(days: tuple[int, ...], times: Times) -> Times:
+    """The stream without the times of some dates."""
 
-    times: Times
-    days: tuple[int, ...]
-
-    def first_at_or_after(self, local: Millis) -> Millis | None:
-        found = self.times.first_at_or_after(local)
-        while found is not None and _holds(self.days, found // DAY):
-            found = self.times.first_at_or_after((found // DAY + 1) * DAY)
+    def kept(local: Millis) -> Millis | None:
+        found = times(local)
+        while found is not None and _holds(days, found // DAY):
+            found = times((found // DAY + 1) * DAY)
         return found
+
+    return kept if days else times
 
 
 class _WallClockRule(_Recurrence, frozen=True):
     """A rule of wall-clock times in a zone. One that names times of day is *fixed*, other than one of intervals."""
+
+    text: str
 
     def _stream(self) -> CronTimes | RRuleSearch:
         raise NotImplementedError
@@ -141,22 +142,25 @@ class _WallClockRule(_Recurrence, frozen=True):
         """The treatment of a time inside a gap."""
         return self.on_gap or ("run_after" if self._stream().fixed else "skip")
 
+    @property
+    def words(self) -> str:
+        return f'{self.__struct_config__.tag} "{self.text}" in {self.zone}'
+
     def step(self, after: Millis, search: RRuleSearch | None = None) -> Millis | None:
-        times = search or self._stream()
-        kept = _Excluding(times, self.except_on) if self.except_on else times
-        repeat: OnRepeat = self.on_repeat or ("first" if times.fixed else "both")
-        return zones.next_step(kept, self.zone, after, self.on_gap or ("run_after" if times.fixed else "skip"), repeat)
+        """See `_Recurrence.step`. `search`: a stream that goes on over several steps."""
+        stream = search or self._stream()
+        times = _without(self.except_on, stream.first_at_or_after)
+        gap: OnGap = self.on_gap or ("run_after" if stream.fixed else "skip")
+        return zones.next_step(times, self.zone, after, gap, self.on_repeat or ("first" if stream.fixed else "both"))
 
     def is_shifted(self, nominal: Millis) -> bool:
         held = zones.segment(self.zone, nominal)
-        kept = _Excluding(self._stream(), self.except_on)
-        return nominal == held.start and self.gap == "run_after" and zones.gap_time(kept, held) is not None
+        times = _without(self.except_on, self._stream().first_at_or_after)
+        return nominal == held.start and self.gap == "run_after" and zones.gap_time(times, held) is not None
 
 
 class CronRule(_WallClockRule, frozen=True, tag="cron"):
     """The times that match a cron expression."""
-
-    text: str
 
     def _stream(self) -> CronTimes:
         return cron_times(self.text)
@@ -164,21 +168,16 @@ class CronRule(_WallClockRule, frozen=True, tag="cron"):
     @property
     def words(self) -> str:
         words = cron_words(self.text)
-        return f'cron "{self.text}" in {self.zone}' if words is None else f"{words}, {self.zone}"
+        return super().words if words is None else f"{words}, {self.zone}"
 
 
 class RRuleRule(_WallClockRule, frozen=True, tag="rrule"):
     """The times of a recurrence rule of iCalendar, counted from the local time `begin`."""
 
-    text: str
     begin: Annotated[int, Meta(ge=zones.FIRST_LOCAL, le=LAST_INSTANT)]
 
     def _stream(self) -> RRuleSearch:
         return RRuleSearch(rrule_times(self.text, self.begin))
-
-    @property
-    def words(self) -> str:
-        return f'rrule "{self.text}" in {self.zone}'
 
 
 class EveryRule(_Recurrence, frozen=True, tag="every"):
@@ -186,7 +185,7 @@ class EveryRule(_Recurrence, frozen=True, tag="every"):
 
     length: Annotated[int, Meta(ge=1_000)]
 
-    def step(self, after: Millis, search: RRuleSearch | None = None) -> Millis | None:
+    def step(self, after: Millis) -> Millis | None:
         at = after + 1 + ((self.start or 0) - after - 1) % self.length
         while self.except_on and at <= LAST_INSTANT:
             held = zones.segment(self.zone, at)
@@ -206,7 +205,7 @@ class AtRule(_Recurrence, frozen=True, tag="at"):
 
     instants: tuple[_Instant, ...]
 
-    def step(self, after: Millis, search: RRuleSearch | None = None) -> Millis | None:
+    def step(self, after: Millis) -> Millis | None:
         ahead = self.instants[bisect_right(self.instants, after) :]
         return next((at for at in ahead if not self.except_on or not _holds(self.except_on, at // DAY)), None)
 
@@ -350,15 +349,16 @@ def _last(rule: _Recurrence) -> Millis | None:
 
 def _nth(rule: _Recurrence, number: int, field: str) -> Millis | None:
     """The last of the first `number` instants; None: the rule ends before. Raises BadInput if that takes too long."""
-    at, search = (rule.start or 0) - 1, None
+    at, step, search = (rule.start or 0) - 1, rule.step, None
     if isinstance(rule, RRuleRule):
         search = RRuleSearch(rrule_times(rule.text, rule.begin), MOST_OF_COUNT)
+        step = partial(rule.step, search=search)
         at = rule.begin - 2 * DAY if rule.start is None else at
     far = at + _FARTHEST if isinstance(rule, _WallClockRule) else LAST_INSTANT
     if isinstance(rule, _WallClockRule) and number > _MOST_COUNTED:
         raise BadInput(field, number, f"at most {_MOST_COUNTED:,} with this rule; or until")
     for _ in range(number):
-        found = rule.step(at, search)
+        found = step(at)
         if (search is not None and search.left <= 0) or (found is not None and found > far):
             raise BadInput(field, number, "fewer: the last lies too far ahead to be computed; or until")
         if found is None or (rule.until is not None and found > rule.until):

@@ -8,8 +8,9 @@ A step walks segments and asks a stream of local times for its first time in eac
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo
 
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
@@ -17,6 +18,9 @@ from bide.core.wall_clock import zone_info
 
 OnGap: TypeAlias = Literal["run_after", "skip"]
 OnRepeat: TypeAlias = Literal["first", "second", "both"]
+
+Times: TypeAlias = Callable[[Millis], Millis | None]
+"""A stream of local times: returns the first that is not before the given one; None if there is none."""
 
 DAY: Millis = 86_400_000
 FIRST_LOCAL: Millis = -719_162 * DAY
@@ -26,13 +30,6 @@ _SAMPLE: Millis = 3 * DAY  # no zone changes its offset twice within three days 
 _WIDEST: Millis = 26 * 3_600_000
 """More than two offsets of a zone ever differ by."""
 _MOST_STEPS = 1_000
-
-
-class Times(Protocol):
-    """A stream of local times, such as the times that match a cron expression."""
-
-    def first_at_or_after(self, local: Millis) -> Millis | None:
-        """The first time of the stream that is not before `local`; None if there is none."""
 
 
 class Segment(NamedTuple):
@@ -97,7 +94,7 @@ def next_step(times: Times, zone: str, after: Millis, on_gap: OnGap, on_repeat: 
             first = max(first, start + before)
         elif on_repeat == "second":
             stop = min(stop, end + following)
-        found = times.first_at_or_after(first)
+        found = times(first)
         if found is not None and found < stop:
             return found - offset if found - offset <= LAST_INSTANT else None
         if following < offset and on_repeat != "first":
@@ -113,5 +110,5 @@ def gap_time(times: Times, held: Segment) -> Millis | None:
     """The first time of the stream that the jump forward at the start of a segment skips; None if there is none."""
     if held.before >= held.offset:
         return None
-    found = times.first_at_or_after(held.start + held.before)
+    found = times(held.start + held.before)
     return found if found is not None and found < held.start + held.offset else None

@@ -327,7 +327,6 @@ class LeaseLoop(WakeLoop):
         self._leasing.append(begin(zones, "zones"))
 
     def _announce(self, routes: Sequence[RouteSettings]) -> None:
-        """Announce the settings of the topics for as long as the loop runs."""
         self._leasing.append(begin(announce_for_ever(self.store, self.clock, self.config, routes), "routes"))
 
     async def _stop_leasing(self) -> None:
@@ -400,6 +399,5 @@ class LeaseLoop(WakeLoop):
         self._recorder.note(event_of(record, kind, at, holder, what, was=began, wake_at=wake_at))
 
     def _on_wake(self, topic: Topic, wake: Millis) -> None:
-        """Handle a notification of the store."""
         if topic not in self.pause_gate.topics:
             self._waker.notify(wake)

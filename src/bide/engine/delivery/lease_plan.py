@@ -85,7 +85,6 @@ class TopicWakes:
         self._cap = cap / 1000
         self._loop = asyncio.get_running_loop()
         self._wakes: dict[Topic, Millis] = {}
-        """When to ask about each topic."""
         self._noted: dict[Topic, list[Millis]] = {}
         """The wakes noted of each topic since it was last asked about."""
         self._by_wake: list[tuple[Millis, Topic]] = []

@@ -131,7 +131,6 @@ class LongPoll(LeaseLoop):
         self._unsubscribes_at = float("-inf")
         self._background = Background()
         self.waiting = 0
-        """The number of waiting requests."""
 
     async def start(self, routes: Sequence[RouteSettings] = ()) -> None:
         """Begin to lease, and announce `routes`, the settings of the topics that consumers work on."""
@@ -156,9 +155,7 @@ class LongPoll(LeaseLoop):
         if self._stopping:
             return []
         await self._subscribe(room)
-        group = self._groups.get((holder, lease_for))
-        if group is None:
-            group = self._groups[holder, lease_for] = _RequestGroup(holder, lease_for)
+        group = self._groups.setdefault((holder, lease_for), _RequestGroup(holder, lease_for))
         request = _Request(dict(room), self._loop.create_future(), patient=wait > 0)
         group.add(request)
         self.waiting += 1
@@ -229,8 +226,7 @@ class LongPoll(LeaseLoop):
 
     def _note_failure(self, record: Record, settlement: Settlement, who: str) -> None:
         if self._may_note(who):
-            kind = EventKind.RETRY if settlement.kind is OutcomeKind.RETRY else EventKind.DEAD
-            self._note(kind, record, settlement.why, who, settlement.next_at)
+            self._note(EventKind(settlement.kind.value), record, settlement.why, who, settlement.next_at)
         else:
             self._recorder.dropped += 1
 
@@ -251,19 +247,16 @@ class LongPoll(LeaseLoop):
         for group in list(self._groups.values()):
             asked = {topic: count for topic, count in group.wants().items() if topic not in self.pause_gate.topics}
             answered_now, group.impatient = group.impatient, []
-            if not asked:  # no request is left, or all requested topics are paused
-                for request in answered_now:
-                    self._answer(group, request)
-                continue
-            leased = await self._lease(asked, group.lease_for, group.holder)
-            got = Counter(record.topic for record in leased.tasks)
-            if any(got[topic] == count < group.wanted[topic] for topic, count in asked.items()):
-                self._waker.kick()  # the lease was full, and more is wanted
-            self._hand_out(group, leased.tasks, leased.now)
+            if asked:  # else no request is left, or all requested topics are paused
+                leased = await self._lease(asked, group.lease_for, group.holder)
+                got = Counter(record.topic for record in leased.tasks)
+                if any(got[topic] == count < group.wanted[topic] for topic, count in asked.items()):
+                    self._waker.kick()  # the lease was full, and more is wanted
+                self._hand_out(group, leased.tasks, leased.now)
+                if leased.wake is not None:
+                    wakes.append(leased.wake)
             for request in answered_now:
                 self._answer(group, request)
-            if leased.wake is not None:
-                wakes.append(leased.wake)
         return min(wakes, default=None)
 
     def _hand_out(self, group: _RequestGroup, tasks: Sequence[Record], now: Millis) -> None:

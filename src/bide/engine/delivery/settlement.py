@@ -75,13 +75,20 @@ def _failed_or_deferred(
 
 
 def completion(record: Record, done: Done | None, keep: Retention, clock: Clock) -> Settlement:
-    """The settlement of a success: the task is done, or begins its next life."""
-    if done is not None and done.again is not None and not _is_own(record):
+    """The settlement of a success: the task is done, or begins its next life.
+
+    An occurrence that is a task of its own ends with its first success.
+    """
+    own = bool(record.options) and known_options(record.options).occurrence is not None
+    if done is not None and done.again is not None and not own:
         again = resolved(done.again, clock.now(), clock.grain)
         return Settlement(record.topic, record.key, record.token, OutcomeKind.DONE, again, next_id=new_id())
     if record.options and (life := next_life(record, keep, clock.now())) is not None:
         return life
-    return _done(record, keep, clock)
+    keep_until = keep.keep_until(State.DONE, clock.now()) if keep.done else 0
+    if own:
+        keep_until = max(keep_until, clock.now() + REMEMBERED)
+    return Settlement(record.topic, record.key, record.token, OutcomeKind.DONE, None, keep_until)
 
 
 def dead(
@@ -95,18 +102,6 @@ def dead(
 def release(record: Record) -> Settlement:
     """The settlement of a lease that was not begun: due again at once, and no delivery is counted."""
     return Settlement(record.topic, record.key, record.token, OutcomeKind.DEFER, In(0))
-
-
-def _done(record: Record, keep: Retention, clock: Clock) -> Settlement:
-    keep_until = keep.keep_until(State.DONE, clock.now()) if keep.done else 0
-    if _is_own(record):
-        keep_until = max(keep_until, clock.now() + REMEMBERED)
-    return Settlement(record.topic, record.key, record.token, OutcomeKind.DONE, None, keep_until)
-
-
-def _is_own(record: Record) -> bool:
-    """True for an occurrence that is a task of its own, which ends with its first success."""
-    return bool(record.options) and known_options(record.options).occurrence is not None
 
 
 def _pause(record: Record, route: Policy) -> Millis | None:

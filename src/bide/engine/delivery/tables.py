@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from bide.core.errors import SetupError, StoreError, StoreUnavailable
@@ -24,7 +24,7 @@ from bide.engine.background import LEAST_PATIENCE, Background
 from bide.engine.delivery.lease_loop import WakeLoop
 from bide.engine.delivery.watch import DeadRow, RestingRows, Row, Watch, said
 from bide.engine.session import joining
-from bide.ports import Clock, DueRow, Head, Raced, RowRefused, Store, Table, TableStats, Taken
+from bide.ports import Clock, DueRow, Head, Raced, RowRefused, Store, Table, TableStats
 
 _log = logging.getLogger("bide.table")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
@@ -270,7 +270,9 @@ class TableLoop(WakeLoop):
                 if row is not None:
                     if self.watch.is_dead(row.id, row.due):
                         raise _StillDead
-                    outcome = await self._call(taken)
+                    seen = Row(row, self.watch.source.table, taken.connection, self.clock.now)
+                    with nullcontext() if taken.joined is None else joining(self._store, taken.joined):
+                        outcome = await self.watch.call(seen)
                     if outcome is not None:
                         raise outcome
                     handled = True
@@ -287,13 +289,6 @@ class TableLoop(WakeLoop):
                 identity.set_exception(error)
         else:
             self._fired([] if row is None else [row.id])
-
-    async def _call(self, taken: Taken) -> Retry | Defer | Dead | None:
-        row = Row(taken.rows[0], self.watch.source.table, taken.connection, self.clock.now)
-        if taken.joined is None:
-            return await self.watch.call(row)
-        with joining(self._store, taken.joined):
-            return await self.watch.call(row)
 
     # --- rows that do not fire
 

@@ -2,8 +2,7 @@
 
 Rows that failed or were deferred by their handler rest: every query leaves them out, so they delay no other row. Only
 this process knows how often a row failed, because the table has no column for it; after a crash the row is simply due.
-Queries leave out given-up rows too. Since a row's due time may change, it is checked once an hour, and stays given up
-while the due time is the same.
+Queries leave out given-up rows too. Each is checked once an hour, and stays given up while its due time is the same.
 
 The log reports each event once: a row failed, its policy has ended, it was given up. If many rows fail, the log reports
 their number.
@@ -56,7 +55,6 @@ class Row(Struct, eq=False):
 
     _row: DueRow
     table: str
-    """The name of its table."""
     connection: Any
     """The driver's connection, in the transaction that changes the row. Writes on it commit with the change."""
     _now: Callable[[], Millis]
@@ -128,8 +126,7 @@ class Watch(Struct, eq=False, kw_only=True):
 
         A coroutine function runs on the worker's loop, a plain one in a thread. If it raises, the row is unchanged and
         is retried by the retry policy; other due rows do not wait for it. Like a task's handler it may return or raise
-        `Retry`, `Defer` and `Dead`; any other result except None counts as a failure. Raises DuplicateHandler,
-        SetupError.
+        `Retry`, `Defer` and `Dead`; any other result but None is a failure. Raises DuplicateHandler, SetupError.
         """
         if self._function is not None:
             raise DuplicateHandler(f"{self} has a handler already")
@@ -180,8 +177,7 @@ class Watch(Struct, eq=False, kw_only=True):
     def look(self) -> None:
         """Query the table now, after this process has committed an earlier row. May be called from any thread.
 
-        Does nothing if no worker of this process watches the table. Without this call, the row is found at most
-        `look_every` later.
+        Does nothing if this process does not watch the table. Without it, the row is found at most `look_every` later.
         """
         for notify in tuple(self.listeners):
             notify()
@@ -215,9 +211,9 @@ class Watch(Struct, eq=False, kw_only=True):
 
 class _RestingRow(Struct):
     row: DueRow
-    failures: int
-    until: Millis
-    pause: Millis
+    failures: int = 0
+    until: Millis = 0
+    pause: Millis = 0
     dead: bool = False
 
 
@@ -259,9 +255,8 @@ class RestingRows(Struct, eq=False):
 
     def put(self, row: DueRow, until: Millis) -> None:
         """Let the row rest without counting a failure."""
-        before = self._rests.get(row.id)
-        failures, pause = (0, 0) if before is None else (before.failures, before.pause)
-        self._rests[row.id] = _RestingRow(row, failures, until, pause)
+        before = self._rests.get(row.id) or _RestingRow(row)
+        self._rests[row.id] = _RestingRow(row, before.failures, until, before.pause)
 
     def bury(self, row: DueRow) -> None:
         """Leave out the given-up row while its due time stays the same."""
@@ -269,9 +264,8 @@ class RestingRows(Struct, eq=False):
         self._rests[row.id] = _RestingRow(row, 0, until, LAST_PAUSE, dead=True)
 
     def dead(self, row: DueRow, why: str) -> DeadRow:
-        before = self._rests.get(row.id)
-        failures = 1 if before is None else before.failures + 1
-        return DeadRow(row.id, row.due, failures, text_of(why), self._watch.source.table)
+        tries = (self._rests.get(row.id) or _RestingRow(row)).failures + 1
+        return DeadRow(row.id, row.due, tries, text_of(why), self._watch.source.table)
 
     def failed(self, row: DueRow, error: BaseException, until: Millis | None) -> DeadRow | None:
         """Count a failure; the row rests until `until`, or as the policy says. Returns it dead after the last try."""

@@ -106,7 +106,6 @@ class Worker(LeaseLoop):
         self._short = False
         """True if the worker's slots, not a topic's own, limit how many tasks are leased."""
         self._busy: dict[Topic, TopicExecutor] = {}
-        """The topics that occupy slots."""
         self._paused: frozenset[Topic] = frozenset()
         """The topics that were paused when the last lease was planned."""
 
@@ -407,7 +406,6 @@ class Worker(LeaseLoop):
             delivery.runner.cancel()
 
     def _settled(self, delivery: Delivery, settlement: Settlement, accepted: bool) -> None:
-        """Handle the store's answer to an outcome."""
         record, stats = delivery.record, self.stats
         if not accepted:
             stats.lost += 1

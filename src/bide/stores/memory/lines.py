@@ -149,16 +149,16 @@ class TopicTasks:
         else:
             timer.add(record.key, record.wake_at)
 
-    def replace(self, old: Record | None, new: Record, now: Millis) -> None:
+    def replace(self, old: Record, new: Record, now: Millis) -> None:
         """Hold `new` in place of `old`, and queue it if it is live."""
-        if old is not None:
-            self.count(old.state, -1)
-            if self.timer is not None:
-                self.timer.cancel(old.key)
+        self.count(old.state, -1)
+        if self.timer is not None:
+            self.timer.cancel(old.key)
         self.records[new.key] = new
         self.count(new.state, 1)
         if new.state is _WAITING or new.state is _LEASED:
             self.place(new, now)
+        self.note(old, new)
 
     def note(self, old: Record | None, new: Record | None) -> None:
         """Note in the listings that `new` has replaced `old`."""
@@ -167,11 +167,11 @@ class TopicTasks:
                 listings.note(old, new)
 
     def forget(self, old: Record) -> None:
-        """Remove a record."""
         self.count(old.state, -1)
         if self.timer is not None:
             self.timer.cancel(old.key)
         del self.records[old.key]
+        self.note(old, None)
 
     def ripen(self, now: Millis) -> None:
         """Move the tasks that are due by `now` from the timer to the lines."""

@@ -111,12 +111,12 @@ class MemoryStore:
             if old is None:
                 topic.records[new.key] = record
                 topic.place(record, now)
+                topic.note(None, record)
             else:
                 self._revive(old)
                 topic.replace(old, record, now)
                 topic.clear_away()
             waiting.append(record)
-            topic.note(old, record)
         if self._listeners:
             self._tell(waiting)
         return answers
@@ -229,7 +229,6 @@ class MemoryStore:
         record = lifecycle.extend(old, until)
         topic.replace(old, record, now)
         topic.clear_away()
-        topic.note(old, record)
         return True
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
@@ -337,7 +336,6 @@ class MemoryStore:
         if record.state is _WAITING:
             topic.replace(old, record, now)
             waiting.append(record)
-            topic.note(old, record)
         else:
             self._end(topic, old, record, now)
 
@@ -349,7 +347,6 @@ class MemoryStore:
         topic.replace(old, ended, now)
         heappush(self._ended, (ended.keep_until, ended.token, ended.topic, ended.key))
         self._ended_live += 1
-        topic.note(old, ended)
 
     def _revive(self, old: Record) -> None:
         """Note that an ended task lives again, so its retention entry is outdated; clear such entries if many."""
@@ -368,4 +365,3 @@ class MemoryStore:
         topic.forget(old)
         if not topic.records:
             self._vacant.add(old.topic)
-        topic.note(old, None)

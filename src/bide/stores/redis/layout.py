@@ -80,7 +80,6 @@ class Layout:
         self.topic = lru_cache(maxsize=_MOST)(self._topic_keys)
         """(shard, topic): the keys for the bodies and the five indexes by state."""
         self._starts: dict[str, int] = {}
-        """The hash of each topic, from which a key's hash continues."""
 
     def shard_of(self, topic: Topic, key: str) -> int:
         """The shard of a task, by a hash that is the same in every version and on every machine."""

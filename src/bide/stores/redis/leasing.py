@@ -62,7 +62,6 @@ class HeadCache:
     def __init__(self, shards: int, owned: Callable[[], list[bool]]) -> None:
         """`owned`: computes for each shard whether this process goes first there."""
         self.wakes: list[Millis] = [NEVER] * shards
-        """The earliest wake by shard."""
         self.noted: dict[int, Millis] = {}
         """The wakes noted while a call to that shard is under way: they count, whatever the call answers."""
         self.plenty = [False] * shards
@@ -344,7 +343,6 @@ class Leaser:
         """One for each lease that is reading heads: the wakes noted meanwhile, which count whatever it reads."""
         self._live: Mapping[str, Collection[Topic]] = {}
         self._workers: Mapping[Topic, set[str]] = {}
-        """The live workers by topic."""
         self._mine: set[str] = set()
         self._others = False
         """True if there are live workers in other processes."""

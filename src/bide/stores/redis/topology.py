@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -154,7 +153,8 @@ class SharedConnection:
             if self._loop.time() < self._not_before:
                 raise NotSent(self._why)
             self._connecting = self._loop.create_task(self._open(), name=f"bide connection to {self.name}: connect")
-            self._connecting.add_done_callback(_retrieve)
+            # retrieve its error, because its callers may have been cancelled; `_why` keeps it
+            self._connecting.add_done_callback(lambda done: done.cancelled() or done.exception())
         connecting, caller = self._connecting, asyncio.current_task()
         try:
             await asyncio.shield(connecting)
@@ -262,12 +262,6 @@ class SharedConnection:
             self._watch = None
 
 
-def _retrieve(connecting: asyncio.Task[None]) -> None:
-    """Retrieve the error of a failed connection, because its callers may have been cancelled; `_why` keeps it."""
-    if not connecting.cancelled():
-        connecting.exception()
-
-
 async def _abort(connection: AbstractConnection) -> None:
     """Close a connection and drop unsent data: if the server reads nothing, a flush would never end."""
     writer = getattr(connection, "_writer", None)
@@ -333,8 +327,11 @@ Server = tuple[str, int]
 """Host and port; for a socket, its path and 0."""
 
 
-class Topology(ABC):
-    """The servers of one store, with a connection to each server used so far."""
+class Topology:
+    """The servers of one store, with a connection to each server used so far.
+
+    Here one server, with no alternative: if it became a replica, it may be made a master again.
+    """
 
     def __init__(self, address: Address, patience: float) -> None:
         self._address = address
@@ -345,11 +342,10 @@ class Topology(ABC):
         self._closed = False
         """True after `close`: then no call connects any more."""
 
-    @abstractmethod
     def _where(self, shard: int | None) -> Server | None:
         """The server that has the shard (None: the keys of the whole namespace), if known."""
+        return self._address.hosts[0] if self._address.path is None else (self._address.path, 0)
 
-    @abstractmethod
     async def _discover(self) -> None:
         """Find the current servers. Raises NotSent, StoreUnavailable."""
 
@@ -422,7 +418,7 @@ def topology_of(address: Address, layout: Layout, *, patience: float) -> Topolog
         return ClusterTopology(address, patience, layout)
     if address.kind == "sentinel":
         return SentinelTopology(address, patience)
-    return SingleServer(address, patience)
+    return Topology(address, patience)
 
 
 def make_connection(address: Address, host: str, port: int, *, for_sentinel: bool = False) -> AbstractConnection:
@@ -444,16 +440,6 @@ def make_connection(address: Address, host: str, port: int, *, for_sentinel: boo
     if address.tls:
         options |= address.tls_options
     return kind(host=host, port=port, socket_keepalive=True, **options)
-
-
-class SingleServer(Topology):
-    """One server, with no alternative; if it became a replica, it may be made a master again."""
-
-    def _where(self, shard: int | None) -> Server:
-        return self._address.hosts[0] if self._address.path is None else (self._address.path, 0)
-
-    async def _discover(self) -> None:
-        return
 
 
 class SentinelTopology(Topology):
