@@ -213,7 +213,7 @@ def _server_store(scheme: str, settings: Settings) -> Callable[..., Store]:
 
 def check_there(url: str) -> None:
     """Raise StoreUnavailable for a SQLite file that does not exist, which opening would create."""
-    if urlsplit(url).scheme == "sqlite" and not os.path.exists(path := _path_of(url, "store")):
+    if _parts(url, "store", _ACCEPTED).scheme == "sqlite" and not os.path.exists(path := _path_of(url, "store")):
         raise StoreUnavailable(
             f"{os.path.abspath(path)}: there is no such file; `bide schedule`, `work`, `serve` and `migrate` create it"
         )

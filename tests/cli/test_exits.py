@@ -73,6 +73,7 @@ ONE_HOUR = ("--delay", "1h")
         (("tally", "--ahead", "0s"), "--ahead", "'0s'", "above zero"),
         (("ls", "--store", "somewhere"), "store", "", "sqlite:///bide.db"),
         (("ls", "--store", "sqlite://"), "store", "sqlite", "sqlite:///"),
+        (("ls", "--store", "redis://[::1"), "store", "a URL that cannot be read", "sqlite:///relative.db"),
         (("demo", "--port", "soon"), "--port", "'soon'", "a whole number from 0 to 65,535"),
         (("lss",), "command", "'lss'", "did you mean 'ls'"),
         (("ls", "--stat", "dead"), "--stat", "", "--state"),

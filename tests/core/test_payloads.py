@@ -80,6 +80,17 @@ def test_declared_types_survive(declared: Any, value: Any) -> None:
     assert decoder_for(declared)(encode_payload(value)) == value
 
 
+class Note:
+    """As a model of another library than pydantic may be."""
+
+    def model_dump_json(self, **_: object) -> str:
+        return "null"
+
+
+def test_the_two_methods_are_enough_for_a_model() -> None:
+    assert encode_payload(Note()) == b"null"
+
+
 @pytest.mark.parametrize("declared", [Order, Meal, Ride, Coupon])
 def test_a_plain_dict_of_the_right_shape_is_read_as_the_declared_type(declared: Any) -> None:
     checker_for(declared)({"number": 42})

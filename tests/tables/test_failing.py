@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine.test_handler_ends import Proxy
 from tests.tables.conftest import START, Place, Sqlite
 from tests.tables.writing import write
 
@@ -29,7 +30,7 @@ def answers(place: Place, answer: Any = None, *, raised: bool = False) -> Callab
         if row.id != 1:
             return None
         if raised:
-            raise answer
+            raise ExceptionGroup("of a TaskGroup", [answer])
         return answer
 
     return publish
@@ -191,10 +192,15 @@ async def test_done_is_done(place: Place, clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize(
-    "error", [asyncio.CancelledError(), SystemExit(3), ExceptionGroup("", [ValueError()]), StopIteration()], ids=repr
-)
+    "error",
+    [
+        asyncio.CancelledError(), SystemExit(3), ExceptionGroup("", [ValueError()]), StopIteration(), GeneratorExit(),
+        Proxy,
+    ],
+    ids=repr,
+)  # fmt: skip
 async def test_whatever_a_handler_raises_is_its_row_s(
-    place: Place, clock: ManualClock, error: BaseException, plain: bool
+    place: Place, clock: ManualClock, error: BaseException | type[BaseException], plain: bool
 ) -> None:
     def publish(row: Row) -> None:
         if row.id == 1:

@@ -90,8 +90,9 @@ def test_a_wrong_payload_is_refused_as_it_would_be_at_schedule() -> None:
     wrong: Any = {"number": "forty-two"}
     with pytest.raises(BadPayload, match="Expected `int`"):
         task_for(close, wrong)
-    with pytest.raises(BadInput, match="attempt"):
-        task_for(close, Order(42), attempt=0)
+    for attempt in (0, "2"):
+        with pytest.raises(BadInput, match="attempt"):
+            task_for(close, Order(42), attempt=attempt)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="topic"):
         task_for("", None)
 

@@ -61,7 +61,11 @@ def _encode(value: object) -> bytes:
 
 def _not_finite(value: Any) -> str | None:
     """The path of a float that an encoder turns into null; None: there is none. O(size)."""
-    left = [(value.model_dump() if hasattr(value, "model_dump") else msgspec.to_builtins(value), "payload")]
+    if hasattr(value, "model_dump_json"):
+        plain = value.model_dump() if hasattr(value, "model_dump") else None
+    else:
+        plain = msgspec.to_builtins(value)
+    left = [(plain, "payload")]
     while left:
         one, path = left.pop()
         if isinstance(one, dict):

@@ -9,13 +9,14 @@ from datetime import timedelta
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from bide.app import Handler
-from bide.core.errors import BadInput, SetupError
+from bide.core.errors import SetupError
 from bide.core.instants import Length, When, duration, instant
 from bide.core.names import check_name, check_topic, new_id
 from bide.core.options import encode_options
 from bide.core.payloads import encode_payload
 from bide.core.records import Record, State
 from bide.core.tasks import Task
+from bide.engine.verbs import whole_number
 
 P = TypeVar("P")
 
@@ -108,8 +109,7 @@ def task_for(
     `task.lateness`, and without `due_at` the task was due that long ago. `task.transaction()` yields `connection`, a
     `sqlite3.Connection` to your test's database. Raises BadInput, BadPayload.
     """
-    if attempt < 1:
-        raise BadInput("attempt", attempt, "a whole number, 1 for the first delivery")
+    whole_number("attempt", attempt, 1, 2**31 - 1)
     now = time.time_ns() // 1_000_000
     if isinstance(topic, Handler):
         now = topic._app.clock.now()

@@ -278,8 +278,9 @@ class TableLoop(WakeLoop):
                     handled = True
         except BaseException as error:  # from the database, the table's constraints, or the handler
             ours = asyncio.current_task()
-            if isinstance(error, KeyboardInterrupt | GeneratorExit) or (
-                isinstance(error, asyncio.CancelledError) and (ours is None or ours.cancelling())
+            if isinstance(error, KeyboardInterrupt) or (
+                isinstance(error, asyncio.CancelledError | GeneratorExit)
+                and (ours is None or ours not in self._running or ours.cancelling())
             ):
                 identity.cancel()
                 raise

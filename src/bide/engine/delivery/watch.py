@@ -23,7 +23,7 @@ from msgspec import Struct
 from bide.core.errors import BadInput, DuplicateHandler, SetupError
 from bide.core.instants import Millis, as_datetime, duration_text
 from bide.core.names import error_text, text_of
-from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
+from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry, outcome_in
 from bide.core.records import NewTask, Topic
 from bide.core.retry import RetryPolicy
 from bide.core.table_source import TableSource
@@ -194,8 +194,10 @@ class Watch(Struct, eq=False, kw_only=True):
                     result = await final_result(self._function(row))
             else:
                 result = await final_result(await call_in_thread(self._threads, self._function, row))
-        except Outcome as outcome:
-            result = outcome
+        except Exception as raised:  # noqa: BLE001 - it is raised again, unless it means an outcome
+            result = outcome_in(raised)
+            if not isinstance(result, Outcome):
+                raise result  # noqa: B904 - the exception itself, as a rule
         if result is None or (isinstance(result, Done) and result.again is None):
             return None
         if isinstance(result, Retry | Defer | Dead):

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from enum import StrEnum
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
@@ -156,8 +156,10 @@ class PageRequest:
         """The address of the page that the viewer sees: for a form or a part of a page, the page around it."""
         path, query = self.http.path.decode("latin-1"), self.http.raw_query.decode("latin-1")
         if not self.is_read or self.is_htmx:
-            around = urlsplit(self.http.header(b"hx-current-url") or self.http.header(b"referer") or "")
-            path, query = around.path, around.query
+            path = query = ""
+            with suppress(ValueError):  # the header is no URL
+                around = urlsplit(self.http.header(b"hx-current-url") or self.http.header(b"referer") or "")
+                path, query = around.path, around.query
         return local_path(f"{path}?{query}" if query else path)
 
     def redirect(self, where: str, cookie: str | None = None) -> Reply:
