@@ -228,11 +228,8 @@ class Moves:
             return "P1", "leased at %d, %d ms before its wake at %d", by, seen.planned_at - by, seen.planned_at
         return wrong
 
-    def settled(self, task: Task, op: Op) -> Task | None:
-        """The leased task after an accepted settle; None: it is forgotten."""
-        return self.after_settle(task, op.ask, self.during(op.ask, op.answer))  # type: ignore[arg-type]
-
-    def after_settle(self, task: Task, ask: ev.Settling, now: tuple[Millis, Millis]) -> Task | None:
+    def settled(self, task: Task, ask: ev.Settling, now: tuple[Millis, Millis]) -> Task | None:
+        """The leased task after a settle that was accepted within `now`; None: it is forgotten."""
         low, high = now
         verdict, wake = ask.verdict.value, ask.wake
         if wake is None or verdict == "dead":

@@ -181,7 +181,8 @@ class Search:
             assert task is not None
             if now != task.token:
                 self._may_turn(blocked)
-                self.task = self.moves.settled(task, settle)
+                within = self.moves.during(settle.ask, settle.answer)
+                self.task = self.moves.settled(task, settle.ask, within)  # type: ignore[arg-type]
                 self._take(settle)
                 return True
         if write is None:
@@ -373,7 +374,7 @@ class Unseen:
             if task is None or task.state is not _LEASED or task.token != ask.token:
                 return NOBODY
             if type(ask) is ev.Settling:
-                return self._moves.after_settle(task, ask, now)
+                return self._moves.settled(task, ask, now)
             assert type(ask) is ev.Extending
             return NOBODY if task.wake_at == ask.until else replace(task, wake_at=self.until(ask, None))
         made = self._moves.made(task, ask, now)

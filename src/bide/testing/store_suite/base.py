@@ -187,23 +187,16 @@ def dead(held: Record | Lease, *, keep_until: Millis = KEPT, error: str | None =
 
 
 async def bring(
-    store: Store,
-    state: State | None,
-    key: str = "k",
-    *,
-    topic: Topic = "t",
-    group: str | None = None,
+    store: Store, state: State | None, key: str = "k", *, topic: Topic = "t", group: str | None = None,
     keep_until: Millis = KEPT,
-    deadline: Millis | None = None,
-) -> Record | None:
+) -> Record | None:  # fmt: skip
     """Put a task and bring it into `state` at `NOW` (None: leave the key free); return its record.
 
     No other task of the topic may be due at `NOW`.
     """
     if state is None:
         return None
-    task = new(key, topic=topic, group=group, payload=b'{"of": "before"}', deadline=deadline)
-    record = await put_one(store, task)
+    record = await put_one(store, new(key, topic=topic, group=group, payload=b'{"of": "before"}'))
     if state is State.WAITING:
         return record
     held = record if state is State.CANCELLED else await take(store, topic=topic)
@@ -246,8 +239,6 @@ class Take(NamedTuple):
 
 Call: TypeAlias = NewTask | Change | Settlement | Lease | Take
 """A call that concerns one task. A `Lease` is extended by an hour."""
-
-
 HELD = Lease("t", "k", 0)
 """A lease of the task `k`, for calls of which `meant` sets the token."""
 TIMED: dict[str, tuple[State | None, Callable[[Due], Call]]] = {

@@ -683,10 +683,9 @@ class Racing(SuiteBase):
             seen = [answers if number % 2 else answers[::-1], now_is]
             this, (others, last) = in_order([one, two], old, now), in_order([two, one], old, now)
             assert without_tokens(seen) in (without_tokens(this), without_tokens([others[::-1], last]))
-            told = [one for each in answers for one in (each if isinstance(each, list) else [each])]
-            for each in told:
-                record = each.record if isinstance(each, Answer) else each
-                assert not isinstance(record, Record) or now_is in (None, record) or record.token < now_is.token
+            for answer in answers:
+                for version in answer if isinstance(answer, list) else [getattr(answer, "record", None)]:
+                    assert version is None or now_is is None or version == now_is or version.token < now_is.token
 
         for start in range(0, self.races, AT_ONCE):
             await asyncio.gather(*(race(number) for number in range(start, start + AT_ONCE)))
