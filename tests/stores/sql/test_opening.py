@@ -11,7 +11,7 @@ from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import until
 
 from bide import Bide, Task
-from bide.core.errors import StoreMismatch, StoreUnavailable
+from bide.core.errors import StoreMismatch
 from bide.core.records import Filter
 from bide.testing.store_suite.base import keys, listed, new, put_one
 
@@ -114,13 +114,6 @@ async def test_names_that_are_words_of_sql_can_be_used(fresh_url: str, open_stor
     store = await open_store(f"{fresh_url}_order&prefix=select_")
     await put_one(store)
     assert len(await listed(store, Filter())) == 1
-
-
-async def test_a_server_that_is_not_there_is_said_to_be_so(database: Database) -> None:
-    host = database.url.rpartition(":")[0]
-    store = database.Store(f"{host}:1/nowhere", patience=0.2)
-    with pytest.raises(StoreUnavailable, match="cannot be reached"):
-        await store.open()
 
 
 async def test_a_database_that_is_not_there_is_to_be_made(database: Database) -> None:
