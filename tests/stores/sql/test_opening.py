@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.stores.sql.database import WAITS, Database
@@ -93,18 +93,11 @@ async def test_two_who_open_at_once_open_it_once(
     """Of two that had connected one would never be closed."""
     await database.schema.migrate(fresh_url)
     store = database.Store(fresh_url)
-    make: Any = store._runtime
-    made = 0
-
-    def counted(*given: object, **options: object) -> object:
-        nonlocal made
-        made += 1
-        return make(*given, **options)
-
-    monkeypatch.setattr(store, "_runtime", counted)
+    made = Mock(wraps=store._runtime)
+    monkeypatch.setattr(store, "_runtime", made)
     try:
         await asyncio.gather(store.open(), store.open())
-        assert made == 1
+        assert made.call_count == 1
         await put_one(store)
     finally:
         await store.close()
