@@ -49,14 +49,6 @@ class BackDoor:
         self.bodies = bodies
         self.indexes = indexes
 
-    def put_body(self, key: str, body: bytes) -> None:
-        self.client.execute_command("HSET", self.bodies, key, body)
-
-    def body_of(self, key: str) -> bytes:
-        body = self.client.execute_command("HGET", self.bodies, key)
-        assert isinstance(body, bytes)
-        return body
-
     def lose_body(self, key: str) -> None:
         self.client.hdel(self.bodies.decode(), key)
 

@@ -109,13 +109,6 @@ async def test_a_call_whose_answer_breaks_off_is_done_once(
     await story(store, breaks)
 
 
-@stories_of_many
-async def test_slow_is_only_slow(through: Opens, proxies: Proxies, kind: str, story: Story) -> None:
-    store = await through()
-    await story(store, lambda: proxies.delay(0.02))
-    assert all(caller.resent == 0 for caller in store._open().clients.values()), "nothing was given up"
-
-
 async def test_a_connection_that_falls_silent_is_given_up_after_silence(through: Opens, proxies: Proxies) -> None:
     store = await through(silence=1.0)
     await put_one(store, new("before"))
