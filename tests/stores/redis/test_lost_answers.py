@@ -175,7 +175,7 @@ async def test_a_repeated_answer_waits_for_the_replicas_too(
     async with FaultProxy(HOST, master.port) as line, Proxies(master.url, monkeypatch) as proxies:
         replica = await asyncio.to_thread(redis_server, options={"replicaof": f"{HOST} {line.port}"})
         await until(lambda: replica.info("replication")["master_link_status"] == "up", "the replica to follow")
-        store = await open_store(proxies.url, query="&wait_replicas=1")
+        store = await open_store(proxies.url, query="&wait_replicas=1", silence=2.0)
         await put_one(store)
         lost = proxies.fault(Act.LOSE_REPLY, when=asks("add"))
         await put_one(store)
