@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from bide import Bide
 from bide.core.errors import BadInput
 from bide_bench import deliver, pending, shapes, verbs, workers
 from bide_bench.command import bench
@@ -224,17 +225,29 @@ def test_a_broken_result_ends_with_1(store: str, broken: str, monkeypatch: pytes
 # --- what is left afterwards
 
 
-@pytest.mark.parametrize("workload", ["schedule", "change", "scale"])
-def test_a_file_of_somebody_else_keeps_what_was_in_it(workload: str, tmp_path: Path) -> None:
-    path = tmp_path / "shop.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE orders (number INTEGER)")
-        connection.execute("INSERT INTO orders VALUES (42)")
-        connection.commit()
-        figures(f"sqlite:///{path}", "--workload", workload, "--n", "10", "--limit")
-        assert connection.execute("SELECT number FROM orders").fetchall() == [(42,)]
-        assert connection.execute("SELECT topic, key FROM bide_task").fetchall() == []
-    assert [one.name for one in tmp_path.iterdir() if "limit" in one.name] == []
+@pytest.fixture
+def place(store: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """The URL of a place that is somebody else's: a file, a namespace or a schema."""
+    if store == "sqlite:":
+        return f"sqlite:///{tmp_path}/shop.db"
+    if store == "redis:":
+        return f"{request.getfixturevalue('redis_url')}?namespace={request.getfixturevalue('redis_namespace')}"
+    return str(request.getfixturevalue(f"{store[:-1]}_schemas").url())
+
+
+@pytest.mark.parametrize(
+    ("workload", "store"), [*product(["schedule", "change"], ["sqlite:", *SERVERS]), ("scale", "sqlite:")]
+)
+def test_a_place_of_somebody_else_keeps_what_was_in_it(workload: str, store: str, place: str, tmp_path: Path) -> None:
+    async def topics() -> list[str]:
+        async with Bide(place) as app:
+            await app.schedule("shop", b"x", key="order", delay="1h")
+            return [topic for topic, _ in (await app.tally()).counts]
+
+    asyncio.run(topics())
+    figures(place, "--workload", workload, "--n", "30", "--limit")
+    assert asyncio.run(topics()) == ["shop"]
+    assert {one.name for one in tmp_path.iterdir()} <= {"shop.db"}
 
 
 def test_a_file_that_was_not_there_is_gone_again(tmp_path: Path) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from click.testing import CliRunner
 from redis import Redis
 
-from bide.app import Bide
 from bide.core.errors import BadInput, StoreUnavailable
 from bide.wiring import address_of
-from bide_bench.command import bench
 from bide_bench.plan import Plan, limit_of, open_target
 from bide_bench.redis_server import Busy, RedisServer, connect, redis_server
 from bide_proofs.servers import redis as servers
@@ -49,25 +45,6 @@ async def test_a_namespace_of_its_own_is_gone_afterwards_and_nothing_else(redis_
             client.set(key, "1")
     assert keys(client) - before == others
     client.delete(*others)
-
-
-@pytest.mark.parametrize("workload", ["schedule", "change"])
-def test_a_namespace_of_somebody_else_keeps_what_was_in_it(
-    workload: str, redis_url: str, redis_namespace: str, client: Redis
-) -> None:
-    url = f"{redis_url}?namespace={redis_namespace}"
-
-    async def topics() -> list[str]:
-        async with Bide(url) as app:
-            await app.schedule("shop", b"x", key="order", delay="1h")
-            return [topic for topic, _ in (await app.tally()).counts]
-
-    asyncio.run(topics())
-    before = {key for key in keys(client) if redis_namespace not in key}
-    ended = CliRunner().invoke(bench, [url, "--workload", workload, "--n", "30", "--limit"])
-    assert ended.exit_code == 0, ended.output
-    assert asyncio.run(topics()) == ["shop"]
-    assert {key for key in keys(client) if redis_namespace not in key} == before
 
 
 async def test_a_namespace_that_is_there_already_is_kept(redis_url: str, client: Redis) -> None:

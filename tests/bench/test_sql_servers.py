@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +10,12 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
-from click.testing import CliRunner
 from psycopg.errors import InsufficientPrivilege
 from tests.waiting import until
 
 from bide.app import Bide
 from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
-from bide.stores.postgres import PostgresStore
 from bide_bench import processes, sql_server
-from bide_bench.command import bench
 from bide_bench.plan import Plan, limit_of, open_target
 from bide_bench.sql_server import SqlServer
 from bide_proofs.servers import mariadb
@@ -114,22 +110,6 @@ async def test_who_may_not_ask_for_a_checkpoint_measures_without_one(postgres_ur
     finally:
         ask(postgres_url, f"DROP OWNED BY {postgres_schema} CASCADE")
         ask(postgres_url, f"DROP ROLE {postgres_schema}")
-
-
-@pytest.mark.parametrize("workload", ["schedule", "change"])
-def test_a_schema_of_somebody_else_keeps_what_was_in_it(workload: str, postgres_url: str, postgres_schema: str) -> None:
-    url = f"{postgres_url}?schema={postgres_schema}"
-    asyncio.run(PostgresStore(url).migrate())
-
-    async def topics() -> list[str]:
-        async with Bide(url) as app:
-            await app.schedule("shop", b"x", key="order", delay="1h")
-            return [topic for topic, _ in (await app.tally()).counts]
-
-    asyncio.run(topics())
-    ended = CliRunner().invoke(bench, [url, "--workload", workload, "--n", "30", "--limit"])
-    assert ended.exit_code == 0, ended.output
-    assert asyncio.run(topics()) == ["shop"]
 
 
 async def test_the_raw_limit_is_measured_and_leaves_nothing(

@@ -8,8 +8,8 @@ from typing import ClassVar
 from bide.ports import StoreFacade
 from bide.stores.memory import MemoryStore
 from bide.testing.store_suite import StoreSuite
-from bide.testing.store_suite.calls import Batches
-from bide.testing.store_suite.capabilities import Announcing, Listening, Opening, Remembering
+from bide.testing.store_suite.calls import Batches, EveryCell, Fairness, Holding, Leasing, OddInput
+from bide.testing.store_suite.capabilities import Announcing, Listening, Opening, Remembering, Retention
 from bide.testing.store_suite.finding import Counting
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
 
@@ -28,19 +28,23 @@ class TestMemoryBehindFacade(Batches, Counting, Opening, Listening, Announcing, 
         return StoreFacade(MemoryStore())
 
 
-class TestMemoryOverHeap(StoreSuite):
+class OverTimer(EveryCell, Leasing, Fairness, Holding, Retention, Batches, OddInput, Listening):
+    """What depends on when a task wakes."""
+
+
+class TestMemoryOverHeap(OverTimer):
     async def make_store(self, tmp_path: Path) -> MemoryStore:
         return MemoryStore(timer=lambda now: HeapTimer(start=now))
 
 
-class TestMemoryOverHashedWheel(StoreSuite):
+class TestMemoryOverHashedWheel(OverTimer):
     exact_wakes: ClassVar[bool] = False
 
     async def make_store(self, tmp_path: Path) -> MemoryStore:
         return MemoryStore(timer=lambda now: HashedWheel(slots=64, start=now))
 
 
-class TestMemoryOverHierarchicalWheel(StoreSuite):
+class TestMemoryOverHierarchicalWheel(OverTimer):
     exact_wakes: ClassVar[bool] = False
 
     async def make_store(self, tmp_path: Path) -> MemoryStore:

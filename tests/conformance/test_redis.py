@@ -16,8 +16,9 @@ from bide.stores.redis import RedisStore
 from bide.stores.redis.layout import Layout
 from bide.testing.store_suite import StoreSuite
 from bide.testing.store_suite.base import SuiteBase
-from bide.testing.store_suite.calls import Batches, OddInput
+from bide.testing.store_suite.calls import Batches, EveryCell, Fairness, Leasing, OddInput, Racing
 from bide.testing.store_suite.capabilities import Announcing, Listening, Opening, Remembering
+from bide.testing.store_suite.finding import Counting, Finding
 
 
 class RedisSuite(SuiteBase):
@@ -49,8 +50,10 @@ class OneServer(RedisSuite):
         self.url, self.namespace = redis_url, redis_namespace
 
 
-class TestRedisOneShard(OneServer, StoreSuite):
-    """Fewer races will do: each is for one key, which lies in one shard of sixteen, too."""
+class TestRedisOneShard(OneServer, EveryCell, Leasing, Fairness, Finding, Counting, Batches, OddInput, Racing, Opening):
+    """What depends on the number of shards: orders, listings, counts. Fewer races will do: each is for one key, which
+    lies in one shard of sixteen, too.
+    """
 
     shards: ClassVar[int] = 1
     races: ClassVar[int] = 50

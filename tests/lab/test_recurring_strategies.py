@@ -113,6 +113,6 @@ def test_runs_are_judged_by_their_instants() -> None:
 
 
 async def test_every_run_is_done_or_lost(tmp_path: Path) -> None:
-    async with Trial.of(OneHost, setting_of(OneHost, {}, tmp_path, minute=0.5)) as trial:
+    async with Trial.of(OneHost, setting_of(OneHost, {}, tmp_path, minute=0.2)) as trial:
         figures = await recurrence.play(trial, quick=True)
     assert (figures.fired + (figures.lost or 0), figures.duplicated, figures.early) == (figures.expected, 0, 0)

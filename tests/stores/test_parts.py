@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from bisect import bisect_left, bisect_right, insort
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 from zoneinfo import ZoneInfo
@@ -22,10 +25,14 @@ from bide.core.records import Ref
 from bide.engine.session import run_on_this_thread
 from bide.stores.batches import Conflicts
 from bide.stores.driver_adapters import awaited
+from bide.stores.mysql import queries as mysql
 from bide.stores.naive_times import instant_of, stretch
+from bide.stores.named_queries import read_queries
+from bide.stores.postgres import queries as postgres
 from bide.stores.resending import Resending
 from bide.stores.server import ServerTime, StoreClock
 from bide.stores.sorted_chunks import SortedChunks
+from bide.stores.sqlite.rows import QUERIES
 from bide.testing.store_suite.base import new
 from bide_proofs.servers.process import free_port
 
@@ -247,12 +254,25 @@ async def test_a_refused_connection_asks_whether_the_server_runs(url: str) -> No
     assert "Errno" not in str(caught.value)
 
 
+def test_a_query_may_not_be_named_twice() -> None:
+    assert read_queries("-- about all\n-- name: one\n-- why\nSELECT 1\n") == {"one": "SELECT 1"}
+    with pytest.raises(ValueError, match="two queries are named one"):
+        read_queries("-- name: one\nSELECT 1\n-- name: one\nSELECT 2\n")
+
+
+@pytest.mark.parametrize(
+    ("folder", "queries"),
+    [("sqlite", QUERIES), ("mysql", mysql.queries_of("bide", "bide_")), ("postgres", postgres.queries_of("bide", ""))],
+    ids=["sqlite", "mysql", "postgres"],
+)
+def test_every_query_is_used(root: Path, folder: str, queries: Mapping[str, object]) -> None:
+    stores = root / "src" / "bide" / "stores"
+    code = "\n".join(path.read_text("utf-8") for part in ("sql", folder) for path in (stores / part).glob("*.py"))
+    numbered = {"page_of_state", "next_topic_of_state", "lease", "lease_more"} if folder == "postgres" else set[str]()
+    assert {re.sub(r"_\d+$", "", name) for name in queries} - set(re.findall(r'"(\w+)"', code)) <= numbered
+
+
 BERLIN = ZoneInfo("Europe/Berlin")
-ZONES: list[tzinfo] = [
-    UTC, BERLIN, ZoneInfo("Australia/Lord_Howe"), ZoneInfo("America/New_York"), ZoneInfo("Asia/Kathmandu"),
-    timezone(timedelta(hours=-3)),
-]  # fmt: skip
-BEGIN, END = datetime(2020, 1, 1), datetime(2030, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -270,13 +290,6 @@ BEGIN, END = datetime(2020, 1, 1), datetime(2030, 1, 1)
 )
 def test_when_a_time_has_come(shown: str, comes: str) -> None:
     assert instant_of(datetime.fromisoformat(shown), BERLIN) == instant(comes)
-
-
-@given(first=st.datetimes(BEGIN, END), later=st.timedeltas(timedelta(0), timedelta(hours=4)))
-@example(first=datetime(2027, 10, 31, 1, 59), later=timedelta(minutes=2))
-@example(first=datetime(2027, 3, 28, 2, 30), later=timedelta(minutes=31))
-def test_a_later_time_never_comes_earlier(first: datetime, later: timedelta) -> None:
-    assert instant_of(first, BERLIN) <= instant_of(first + later, BERLIN)
 
 
 @given(shown=st.datetimes())

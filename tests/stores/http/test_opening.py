@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack
-from typing import Any
+from unittest.mock import patch
 
 import pytest
 import pytest_asyncio
@@ -295,18 +295,11 @@ async def test_a_batch_that_is_too_large_goes_in_parts() -> None:
             await store.add([new(payload=b"x" * 99_000)], now=NOW)
 
 
-async def test_large_payloads_go_in_calls_of_1_mib(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[int] = []
-    ask = Calls.ask
-
-    async def asked(self: Calls, operation: Any, request: bytes, now: int | None) -> remote.Success:
-        sent.append(len(request) // (300 * 1024))
-        return await ask(self, operation, request, now)
-
-    monkeypatch.setattr(Calls, "ask", asked)
+async def test_large_payloads_go_in_calls_of_1_mib() -> None:
     async with opened(Service(MemoryStore)) as store:
-        await store.add([new(str(number), payload=bytes(300 * 1024)) for number in range(7)], now=NOW)
-    assert sent == [3, 3, 1]
+        with patch.object(Calls, "ask", autospec=True, side_effect=Calls.ask) as asked:
+            await store.add([new(str(number), payload=bytes(300 * 1024)) for number in range(7)], now=NOW)
+    assert [len(call.args[2]) // (300 * 1024) for call in asked.call_args_list] == [3, 3, 1]
 
 
 async def test_pages_are_bounded_in_bytes(memory: MemoryStore) -> None:

@@ -74,23 +74,6 @@ async def test_a_service_that_restarts_loses_nothing() -> None:
     assert set(done) == {str(number) for number in range(200)}
 
 
-async def test_what_another_client_schedules_wakes_a_worker() -> None:
-    done: list[str] = []
-    async with serving(Service(MemoryStore)) as service:
-        app = Bide(service.url, max_sleep="1h")
-
-        @app.handler("work")
-        async def work(task: Task[Any]) -> None:
-            done.append(task.key)
-
-        other = Bide(service.url)
-        async with app, other, app.worker():
-            await pause(0.1, why="the worker sleeps by then")
-            for number in range(10):
-                await other.schedule("work", key=str(number), delay="0s")
-                await until(lambda: done[-1:] == [str(number)], "its delivery")  # noqa: B023
-
-
 async def test_a_subscription_that_was_cut_is_made_again_and_nothing_is_missed() -> None:
     memory = MemoryStore()
     async with serving(Service(lambda: memory)) as service, FaultProxy("127.0.0.1", service.port) as way:

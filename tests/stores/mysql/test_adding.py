@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from tests.stores.sql.database import MySql
@@ -182,24 +182,16 @@ async def test_one_instant_is_leased_part_by_part(url: str, open_store: OpensSto
     assert (await lease(store, 100)).tasks == []
 
 
-async def test_a_worker_polls_by_one_packet_that_only_reads(
-    url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_polls_by_one_packet_that_only_reads(url: str, open_store: OpensStore) -> None:
     store = await open_store(url, clock="server")
     await put(store, new(due=In(HOUR)))
     await lease(store)
-    sent: list[str] = []
-    ask_server = Connection.ask
-
-    async def ask_and_note(connection: Connection, packet: Any, *rest: Any) -> Any:
-        sent.append(str(packet))
-        return await ask_server(connection, packet, *rest)
-
-    monkeypatch.setattr(Connection, "ask", ask_and_note)
-    for _ in range(10):
-        polled = await lease(store)
-        assert polled.again_by is not None
-        assert polled.again_by <= polled.now + POLL
+    with patch.object(Connection, "ask", autospec=True, side_effect=Connection.ask) as asked:
+        for _ in range(10):
+            polled = await lease(store)
+            assert polled.again_by is not None
+            assert polled.again_by <= polled.now + POLL
+    sent = [str(call.args[1]) for call in asked.call_args_list]
     assert len(sent) == 10
     assert not any(word in packet for packet in sent for word in ("UPDATE", "BEGIN"))
 

@@ -68,13 +68,6 @@ def test_an_unknown_option_is_named() -> None:
         address_of("mysql://h/d?charset=utf8")
 
 
-def test_no_password_is_shown() -> None:
-    assert "hunter2" not in address_of("mysql://u:hunter2@db/shop").shown
-    with pytest.raises(BadInput) as refused:
-        address_of("mysql://u:hunter2@db/shop?prefix=X")
-    assert "hunter2" not in str(refused.value)
-
-
 def test_how_a_connection_is_encrypted(tmp_path: Path) -> None:
     assert address_of("mysql://h/d").tls() is None
     required = address_of("mysql://h/d?ssl_mode=required").tls()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -270,13 +269,6 @@ async def test_every_query_of_the_table_is_looked_at(url: str) -> None:
     queries = queries_of(address.schema, address.prefix)
     big = {name for name, template in queries.items() if any(table in template.text for table in tables)}
     assert big == set(ARGUMENTS)
-
-
-def test_every_query_is_used(root: Path) -> None:
-    stores = root / "src" / "bide" / "stores"
-    code = "\n".join(path.read_text("utf-8") for part in ("sql", "mysql") for path in (stores / part).glob("*.py"))
-    used = set(re.findall(r'"(\w+)"', code))
-    assert set(queries_of("bide", "bide_")) <= used
 
 
 def test_mysql_is_told_in_its_own_words() -> None:

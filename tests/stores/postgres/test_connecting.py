@@ -128,14 +128,6 @@ def test_what_cannot_be_is_refused(url: str) -> None:
         address_of(url)
 
 
-def test_no_password_is_shown() -> None:
-    address = address_of("postgresql://u:hunter2@db/shop")
-    assert "hunter2" not in address.shown
-    with pytest.raises(BadInput) as refused:
-        address_of("postgresql://u:hunter2@db/shop?schema=X")
-    assert "hunter2" not in str(refused.value)
-
-
 @pytest.fixture
 def pooled(tmp_path: Path, url: str) -> Iterator[str]:
     """The place of the test, by way of the proxy."""

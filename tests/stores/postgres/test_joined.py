@@ -138,16 +138,6 @@ async def test_among_several_processes_the_verbs_of_many_callers_lose_nothing(sh
 # --- around a block
 
 
-def test_a_synchronous_block_runs_in_the_callers_thread(shop: Shop) -> None:
-    with psycopg.connect(address_of(shop.url).dsn) as own:
-        with shop.app.sync.using(own) as verbs:
-            shop.app.sync.schedule("order.close", key="1", delay="1h")
-            verbs.schedule("order.close", key="2", delay="1h")
-            assert sorted(task.key for task in shop.app.sync.find(topic="order.close")) == ["1", "2"]
-        assert list(shop.app.sync.find(topic="order.close")) == []
-    assert len(list(shop.app.sync.find(topic="order.close"))) == 2
-
-
 # --- wakes
 
 

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -213,15 +212,6 @@ async def test_every_query_of_the_table_is_looked_at(url: str) -> None:
     assert {name for name in about if not name.startswith("lease_")} == {
         name for name in ARGUMENTS if not name.startswith("lease_")
     }
-
-
-def test_every_query_is_used(root: Path) -> None:
-    stores = root / "src" / "bide" / "stores"
-    code = "\n".join(path.read_text("utf-8") for part in ("sql", "postgres") for path in (stores / part).glob("*.py"))
-    used = set(re.findall(r'"(\w+)"', code))
-    names = {re.sub(r"_\d+$", "", name) for name in queries_of("bide", "")}
-    numbered = {"page_of_state", "next_topic_of_state", "lease", "lease_more"}
-    assert names - used <= numbered, "these are named with a number"
 
 
 async def test_the_pages_of_a_state_are_one_seek(surveyed: Surveyed) -> None:

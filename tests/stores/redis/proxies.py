@@ -62,10 +62,6 @@ class Proxies:
     ) -> None:
         await self._opened.aclose()
 
-    @property
-    def open_connections(self) -> int:
-        return sum(proxy.open_connections for proxy in self)
-
     def __iter__(self) -> Iterator[FaultProxy]:
         return iter(self.each.values())
 
@@ -81,10 +77,6 @@ class Proxies:
         for proxy in others:
             proxy._faults.append(planned)
         return planned
-
-    def delay(self, seconds: float) -> None:
-        for proxy in self:
-            proxy.delay(seconds)
 
     def slow(self, bytes_per_second: float | None) -> None:
         for proxy in self:

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import redis
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as some
 from msgspec.structs import replace
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
@@ -20,13 +18,12 @@ from bide.core.errors import PartlyFailed, SetupError, StoreCorrupt, StoreFull
 from bide.core.events import Event, EventKind
 from bide.core.instants import LAST_INSTANT, At, In
 from bide.core.names import new_id
-from bide.core.records import Cancel, Filter, Move, Record, Redrive, Ref, Result, State
+from bide.core.records import Cancel, Filter, Move, Record, Ref, Result, State
 from bide.stores.redis import RedisStore
 from bide.stores.redis.layout import Layout
 from bide.testing.store_suite.base import (
     HOUR,
     LEASE,
-    MINUTE,
     NOW,
     do,
     done,
@@ -51,14 +48,6 @@ class BackDoor:
         bodies, *indexes = self.layout.topic(0, "t")
         self.bodies = bodies
         self.indexes = indexes
-
-    def put_body(self, key: str, body: bytes) -> None:
-        self.client.execute_command("HSET", self.bodies, key, body)
-
-    def body_of(self, key: str) -> bytes:
-        body = self.client.execute_command("HGET", self.bodies, key)
-        assert isinstance(body, bytes)
-        return body
 
     def lose_body(self, key: str) -> None:
         self.client.hdel(self.bodies.decode(), key)
@@ -147,44 +136,6 @@ async def test_the_index_of_topics_heals(store: RedisStore, back_door: BackDoor)
         leased = await store.lease(dict.fromkeys(topics, 1), now=NOW, until=NOW + LEASE, holder="w")
         found |= {task.topic for task in leased.tasks}
     assert found == set(topics)
-
-
-async def everything(store: RedisStore, now: int) -> None:
-    """Whatever can be asked of the key `odd`, and of its neighbours."""
-    assert keys((await lease(store, 10, now=now)).tasks) in (["a", "z"], ["a", "odd", "z"], ["odd", "a", "z"])
-    await store.get([Ref("t", "odd")])
-    await listed(store, Filter(topic="t"))
-    await store.tally([0, NOW, NOW + HOUR])
-    await do(store, Move("t", "odd", At(NOW)), now=now)
-    await do(store, Redrive("t", "odd", new_id(), At(NOW)), now=now)
-    for one in (await lease(store, 10, now=now + 2 * LEASE)).tasks:
-        assert await extend(store, one, now=now + 2 * LEASE, until=now + HOUR)
-        assert await settle(store, done(one, keep_until=now + MINUTE), now=now + 2 * LEASE)
-    await do(store, Cancel("t", "odd"), now=now)
-    await store.purge(now=now + HOUR, limit=100)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
-@given(data=some.data())
-async def test_a_body_of_any_bytes_stops_nobody_and_can_be_replaced(
-    store: RedisStore, back_door: BackDoor, data: some.DataObject
-) -> None:
-    await put(store, new("a"), new("z"), new("odd", group="g", options=b"o", deadline=NOW + HOUR))
-    sane = back_door.body_of("odd")
-    kind = data.draw(some.sampled_from(["bytes", "cut", "changed"]))
-    if kind == "bytes":
-        body = data.draw(some.binary(max_size=200))
-    elif kind == "cut":
-        body = sane[: data.draw(some.integers(0, len(sane)))]
-    else:
-        place = data.draw(some.integers(0, len(sane) - 1))
-        body = sane[:place] + data.draw(some.binary(min_size=1, max_size=8)) + sane[place + 1 :]
-    back_door.put_body("odd", body)
-    await everything(store, NOW)
-    [answer] = await store.add([new("odd")], now=NOW)
-    assert answer.result in (Result.CREATED, Result.REPLACED)
-    assert keys((await lease(store, 10)).tasks) == ["odd"]
-    await do(store, Cancel("t", "odd"))
 
 
 @contextmanager

@@ -332,26 +332,6 @@ async def test_what_is_no_wake_is_passed_over(shared_url: str, open_store: Opens
     assert subscriptions(store).replaced == 0
 
 
-async def test_losing_every_wake_costs_no_task(proxies: Proxies, shared_url: str, redis_namespace: str) -> None:
-    """The worker's subscription hears nothing at all; what others schedule is found by asking."""
-    proxies.watch(lambda chunk: Act.HOLD if b"SUBSCRIBE" in chunk.data else Act.FORWARD)
-    teller = Bide(f"{shared_url}?namespace={redis_namespace}")
-    deaf = RedisStore(f"{proxies.url}?namespace={redis_namespace}", silence=2.0)
-    worker = Bide(deaf)
-    done: set[str] = set()
-
-    @worker.handler("work")
-    async def work(task: Task[None]) -> None:
-        done.add(task.key)
-
-    async with teller, worker, worker.worker():
-        for number in range(10):
-            await teller.schedule("work", None, key=f"{number}", delay="10ms")
-            await pause(0.05, why="some come while the worker sleeps")
-        await until(lambda: len(done) == 10, "all tasks")
-        assert [one for one in subscriptions(deaf)._subscribers if one._open.is_set()] == [], "the wakes were lost"
-
-
 async def test_who_looks_in_between_comes_again_in_time(
     shared_url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ from bide.stores.redis import RedisStore
 from bide.stores.redis.script_client import Call, script
 from bide.stores.server import LONGEST_PATIENCE, ServerTime
 from bide.testing.proxy import Act, Chunk, FaultProxy
-from bide.testing.store_suite.base import NOW, done, keys, lease, listed, new, put, put_one, see
+from bide.testing.store_suite.base import NOW, done, keys, lease, listed, new, put_one, see
 from bide_proofs.servers.process import HOST
 from bide_proofs.servers.redis import Connection, RedisServer, Refused
 from bide_proofs.servers.redis_replicas import ClusterNode, RedisCluster
@@ -109,13 +109,6 @@ async def test_a_call_whose_answer_breaks_off_is_done_once(
     await story(store, breaks)
 
 
-@stories_of_many
-async def test_slow_is_only_slow(through: Opens, proxies: Proxies, kind: str, story: Story) -> None:
-    store = await through()
-    await story(store, lambda: proxies.delay(0.02))
-    assert all(caller.resent == 0 for caller in store._open().clients.values()), "nothing was given up"
-
-
 async def test_a_connection_that_falls_silent_is_given_up_after_silence(through: Opens, proxies: Proxies) -> None:
     store = await through(silence=1.0)
     await put_one(store, new("before"))
@@ -182,7 +175,7 @@ async def test_a_repeated_answer_waits_for_the_replicas_too(
     async with FaultProxy(HOST, master.port) as line, Proxies(master.url, monkeypatch) as proxies:
         replica = await asyncio.to_thread(redis_server, options={"replicaof": f"{HOST} {line.port}"})
         await until(lambda: replica.info("replication")["master_link_status"] == "up", "the replica to follow")
-        store = await open_store(proxies.url, query="&wait_replicas=1")
+        store = await open_store(proxies.url, query="&wait_replicas=1", silence=2.0)
         await put_one(store)
         lost = proxies.fault(Act.LOSE_REPLY, when=asks("add"))
         await put_one(store)
@@ -240,40 +233,6 @@ async def test_a_refusal_after_a_lost_answer_is_no_proof(
             with pytest.raises(StoreFull):
                 await put_one(store, new("not done"))
         assert sorted(keys(await listed(store, Filter()))) == ["before", "done"]
-
-
-async def test_a_cancelled_call_leaves_no_trace_in_the_next(through: Opens, proxies: Proxies) -> None:
-    """The next call of the same kind gets its own answer, and not that of the one that nobody waits for any more."""
-    store = await through()
-    for number in range(30):
-        call = asyncio.create_task(put(store, *(new(f"{number}-{key}") for key in range(20))))
-        for _ in range(4 * (number % 8)):
-            await asyncio.sleep(0)
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
-        record = await put_one(store, new(f"after-{number}", payload=f"{number}".encode()))
-        assert record == await see(store, record)
-
-
-async def test_a_call_that_is_cancelled_beside_a_lost_connection_gives_its_turns_back(
-    through: Opens, proxies: Proxies
-) -> None:
-    """At whichever step after the loss: the next call to those shards has its turn, and is answered."""
-    store = await through()
-    nodes, turns = store._open().topology, store._open().clients["add"]._turns
-    proxies.delay(0.02)
-    for steps in range(12):
-        await put(store, *(new(f"{key}") for key in range(40)))
-        call = asyncio.create_task(put(store, *(new(f"{key}") for key in range(40))))
-        await until(lambda: any(turn.locked() for turn in turns), "the call to be on its way")
-        drops = [asyncio.create_task(link.drop("lost by the test")) for link in await nodes.masters()]
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        call.cancel()
-        await asyncio.gather(call, *drops, return_exceptions=True)
-        await until(
-            lambda: not any(turn.locked() for turn in turns), f"every turn, cancelled {steps} steps after the loss"
-        )
 
 
 @pytest.mark.parametrize("deployment", ["single"])  # it never gets to a server

@@ -246,7 +246,7 @@ async def test_a_server_that_stands_still_is_waited_for(servers: Servers, open_s
 @pytest.mark.parametrize("deployment", ["single"])  # what happens, happens to one connection
 async def test_a_call_that_the_server_does_not_even_read_is_given_up(servers: Servers, open_store: OpensStore) -> None:
     """More than the buffers on the way take: the call does not hang in the middle of its own sending."""
-    store = await open_store(servers.url, silence=2.0, patience=5.0)
+    store = await open_store(servers.url, silence=1.0, patience=2.0)
     [master] = servers.masters
     master.pause()
     try:

@@ -48,11 +48,9 @@ from bide.testing.store_suite.base import (
     new,
     put,
     put_one,
-    retry,
     see,
     settle,
     settle_all,
-    take,
 )
 from bide_proofs.servers.disk import Disk
 
@@ -127,17 +125,6 @@ def test_what_is_ours_comes_back_as_it_is(errors: ModuleType) -> None:
     for cut in (ConnectionResetError(), TimeoutError()):
         assert type(errors.meaning(cut, "db")) is Lost
     assert type(mysql.meaning(mysql.ProtocolError("cut in the middle"), "db")) is Lost
-
-
-KEPT = (("a\0b", "a\\x00b"), ("\ud800", "\\ud800"), ("日本 'it\\'s'", "日本 'it\\'s'"))
-
-
-async def test_an_error_of_any_text_can_be_kept(store: Any) -> None:
-    await put_one(store)
-    for error, kept in KEPT:
-        held = await take(store)
-        assert await settle(store, retry(held, In(0), error=error))
-        assert (await see(store, held)).error == kept
 
 
 async def test_text_that_cannot_be_kept_is_refused_and_the_store_goes_on(database: Database, store: Any) -> None:

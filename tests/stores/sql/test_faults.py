@@ -104,20 +104,6 @@ async def test_connections_that_the_server_ends_are_made_again(
     assert len(await listed(store, Filter())) == 10
 
 
-async def test_a_cancelled_call_leaves_nothing_out_of_step(store: Any) -> None:
-    await put(store, *(new(str(number)) for number in range(100)))
-    for number in range(40):
-        moving = asyncio.create_task(change_all(store, [Move("t", str(n), At(NOW + HOUR)) for n in range(100)]))
-        listing = asyncio.create_task(listed(store, Filter(topic="t")))
-        await pause(number / 5_000, why="each time they have come further")
-        moving.cancel()
-        listing.cancel()
-        await asyncio.gather(moving, listing, return_exceptions=True)
-    answers = await change_all(store, [Move("t", str(n), At(NOW + 1)) for n in range(100)])
-    assert [answer.result for answer in answers] == [Result.MOVED] * 100
-    assert {one.wake_at for one in await listed(store, Filter(topic="t"))} == {NOW + 1}
-
-
 async def test_the_victim_of_a_deadlock_tries_again(database: Database, url: str, store: Any) -> None:
     await put(store, new("a"), new("b"), *(new(str(number), topic="u") for number in range(100)))
     async with database.somebody(url) as other:

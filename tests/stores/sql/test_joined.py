@@ -20,7 +20,7 @@ from tests.stores.sql.database import Database
 from tests.stores.sql.fixtures import Shop
 from tests.waiting import until
 
-from bide import BadInput, SetupError, StoreUnavailable, Task
+from bide import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import At
 from bide.stores.mysql import MySqlStore
 from bide.stores.postgres import PostgresStore
@@ -227,23 +227,6 @@ async def test_a_read_only_transaction_is_refused(shop: Shop, database: Database
 
 
 # --- around a block
-
-
-async def test_a_block_lends_the_connection_to_every_verb(shop: Shop, database: Database) -> None:
-    @shop.app.handler("order.close")
-    async def close(task: Task[int]) -> None: ...
-
-    async with database.somebody(shop.url) as caller, shop.app:
-        async with shop.app.using(caller.given) as verbs:
-            await close.schedule(1, key="1", delay="1h")
-            await shop.app.schedule("order.close", 2, key="2", delay="1h")
-            await verbs.schedule("order.close", 3, key="3", delay="1h")
-            together = [close.schedule(number, key=f"{number}", delay="1h") for number in range(4, 10)]
-            await asyncio.gather(*together)
-            assert len([task async for task in shop.app.find(topic="order.close")]) == 9
-        assert await shop.keys() == []
-        await caller.commit()
-        assert len(await shop.keys()) == 9
 
 
 # --- transactions of our own

@@ -381,29 +381,6 @@ async def test_a_file_locked_for_long_is_unavailable_and_readable(
     await put_one(store, new("more"))
 
 
-def overwrite(path: str, pages: list[int]) -> None:
-    with open(path, "r+b") as file:
-        for page in pages:
-            file.seek((page - 1) * 4096)
-            file.write(b"\xff" * 200)
-
-
-async def test_a_damaged_page_is_an_error_that_says_so(path: str) -> None:
-    store = SqliteStore(path)
-    await store.open()
-    await put(store, *(new(str(number)) for number in range(500)))
-    await store.close()
-    with closing(sqlite3.connect(path)) as opened:
-        roots = opened.execute("SELECT rootpage FROM sqlite_master WHERE name IN ('bide_task', 'bide_task_time')")
-        overwrite(path, [root for (root,) in roots])
-    await store.open()
-    with pytest.raises(StoreCorrupt, match="the file is damaged"):
-        await store.lease({"t": 100}, now=NOW, until=NOW + 1000, holder="w")
-    with pytest.raises(StoreCorrupt, match="the file is damaged"):
-        await listed(store, Filter(topic="t"))
-    await store.close()
-
-
 async def test_what_cannot_be_stored_harms_only_its_caller(store: SqliteStore) -> None:
     with pytest.raises(BadInput, match="text"):
         await store.add([new("lone \ud800")], now=NOW)

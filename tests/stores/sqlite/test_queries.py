@@ -6,14 +6,12 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from tests.stores.many_topics import asked_of_topics
 
 from bide.core.events import Event, EventKind
 from bide.core.records import Count, State
-from bide.stores.named_queries import read_queries
 from bide.stores.sql import reading
 from bide.stores.sqlite import SqliteStore, database, rows
 from bide.stores.sqlite.rows import QUERIES
@@ -81,19 +79,6 @@ def test_every_query_is_served_by_an_index(connection: sqlite3.Connection, name:
 )
 def test_the_index_is_used_to_its_end(connection: sqlite3.Connection, name: str, index: str) -> None:
     assert any(index in step for step in plan(connection, QUERIES[name])), plan(connection, QUERIES[name])
-
-
-def test_a_query_may_not_be_named_twice() -> None:
-    assert read_queries("-- about all\n-- name: one\n-- why\nSELECT 1\n") == {"one": "SELECT 1"}
-    with pytest.raises(ValueError, match="two queries are named one"):
-        read_queries("-- name: one\nSELECT 1\n-- name: one\nSELECT 2\n")
-
-
-def test_every_query_is_used(root: Path) -> None:
-    stores = root / "src" / "bide" / "stores"
-    code = "\n".join(path.read_text("utf-8") for part in ("sql", "sqlite") for path in (stores / part).glob("*.py"))
-    used = set(re.findall(r'"(\w+)"', code))
-    assert set(QUERIES) <= used
 
 
 async def test_counting_stops_at_the_limit(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
