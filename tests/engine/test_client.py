@@ -231,27 +231,6 @@ async def test_the_events_of_one_task_are_asked_for_by_topic_and_key() -> None:
                 await app.events(*ref)
 
 
-async def test_changes_by_a_person_are_noted_by_the_verb_that_was_called_with_who_and_from_when_to_when() -> None:
-    async with Bide("memory:", actor="ann@host") as app:
-        created = await app.schedule("t", key="k", group="g", delay="1h")
-        moved = await app.reschedule("t", "k", delay="0s")
-        await app.fire_now("t", "k")
-        await app.reschedule_many([(("t", "k"), "0s")])
-        await app.fire_many([("t", "k")])
-        await app.shift("g", "1h")
-        await app.cancel("t", "unknown")
-        events = list(reversed(await app.events("t", "k")))
-        assert [event.what for event in events] == [
-            "schedule: created", "reschedule: moved", "fire_now: moved", "reschedule: moved", "fire_now: moved",
-            "shift: moved",
-        ]  # fmt: skip
-        assert {event.who for event in events} == {"ann@host"}
-        assert created.record is not None
-        assert moved.record is not None
-        assert (events[1].was, events[1].wake_at) == (created.record.wake_at, moved.record.wake_at)
-        assert len(await app.events()) == len(events)
-
-
 async def test_a_time_in_the_past_is_said_and_may_be_refused() -> None:
     async with Bide("memory:") as app:
         past = (await app.schedule("t", key="k", at="2020-01-01T00:00Z")).past

@@ -130,23 +130,30 @@ def written(world: World, minutes: range) -> list[str]:
         ({"catch_up": "latest", "window": "1m"}, [5, 195], ["late: 37 occurrences did not run"]),
         ({"catch_up": "latest", "overlap": "queue"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
         ({"catch_up": "latest", "overlap": "allow"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
+        ({"overlap": "cancel_running"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
         ({"catch_up": "latest", "deadline": "10m"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
     ],
 )
+@pytest.mark.parametrize("died", [False, True], ids=["drained", "died in mid-run"])
 @virtual
 async def test_after_an_outage_of_three_hours(
-    world: World, how: dict[str, Any], ran: list[float], dropped: list[str]
+    world: World, how: dict[str, Any], ran: list[float], dropped: list[str], *, died: bool
 ) -> None:
     app = world.app()
     runs = Runs(world, app)
     async with app:
-        async with app.worker():
-            await app.recurring.add("t", Every("5m"), **how)
-            await world.pause(7 * MINUTE)
-        await world.pause(184.5 * MINUTE)
+        await app.recurring.add("t", Every("5m"), **how)
+        if died:
+            await world.pause(5 * MINUTE)
+            now = world.clock.now()
+            assert (await world.memory.lease({"t": 1}, now=now, until=now + 30_000, holder="dying")).tasks
+        else:
+            async with app.worker():
+                await world.pause(5 * MINUTE)
+        await world.pause(186.5 * MINUTE)
         async with app.worker():
             await world.pause(4 * MINUTE)
-        assert runs.minutes == ran
+        assert runs.minutes == (ran[1:] if died and "deadline" in how else ran)
         assert counted(await app.events(), "dropped") == dropped
 
 
