@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,17 +22,7 @@ from bide.core.records import Filter, Move, NewTask, Record, State
 from bide.engine.session import acting_as
 from bide.engine.settings_store import SettingsStore
 from bide.insight.bulk import PAGE, BulkRequest, BulkScope, BulkVerb, Version, preview
-from bide.insight.bulk_run import (
-    AT_ONCE,
-    KEPT,
-    LOST_AFTER,
-    MOST_MISSED,
-    MOST_NOTED,
-    BulkRunner,
-    BulkState,
-    Progress,
-    untouched_by,
-)
+from bide.insight.bulk_run import AT_ONCE, MOST_MISSED, MOST_NOTED, BulkRunner, BulkState, Progress, untouched_by
 
 HOUR: Millis = 3_600_000
 EVERY_STORE = stores("memory", "sqlite", "redis")
@@ -474,25 +463,6 @@ async def test_the_end_of_the_service_stops_it_and_says_how_far_it_came(world: W
         assert {one.state for one in found.values()} == {BulkState.STOPPED}
         assert {one.stopped_by for one in found.values()} == {None}
         assert sum(one.looked for one in found.values()) >= 12
-
-
-@virtual
-async def test_one_whose_instance_died_is_known_as_such(world: World) -> None:
-    async with world.app() as app:
-        bulks = BulkRunner(app, "after")
-        now = world.clock.now()
-        progress = Progress(
-            id=new_id(), bulk=BulkRequest(verb=BulkVerb.CANCEL, where=Filter()), chosen=0, who="ann",
-            instance="dead", asked_at=now, alive_at=now, state=BulkState.RUNNING, looked=7, counts={"cancelled": 7},
-        )  # fmt: skip
-        kept, row = SettingsStore(app.store, app.clock, SHOWN_TOPIC), msgspec.msgpack.encode(progress)
-        await kept.put(f"change:{progress.id}", row, until=now + KEPT)
-        assert not bulks.is_lost(progress)
-        await world.pause(LOST_AFTER / 1000 + 1)
-        found = await bulks.get(progress.id)
-        assert found == progress
-        assert bulks.is_lost(found)
-        assert bulks.is_lost((await bulks.all())[0])
 
 
 @virtual
