@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -288,23 +287,6 @@ async def test_a_listing_reads_few_large_tasks_at_once() -> None:
             lambda: [task for topic in ("large", "small") for task in app.sync.find(topic=topic, page=120)]
         )
         assert (len(blocking), sizes) == (258, expected)
-
-
-def test_the_verbs_block_and_answer_and_threads_share_them(tmp_path: Path) -> None:
-    app = Bide(f"sqlite:///{tmp_path}/sync.db")
-    assert app.sync.schedule("t", {"n": 1}, key="k", delay="1h").result == "created"
-    assert app.sync.reschedule("t", "k", delay="2h").result == "moved"
-    assert [task.key for task in app.sync.find(topic="t")] == ["k"]
-    assert app.sync.cancel("t", "k").result == "cancelled"
-    task = app.sync.get("t", "k")
-    assert task is not None
-    assert task.state == "cancelled"
-    with ThreadPoolExecutor(20) as threads:
-        answers = threads.map(lambda number: app.sync.schedule("u", key=str(number), delay="1h"), range(20))
-        assert [answer.result for answer in answers] == ["created"] * 20
-    assert len(list(app.sync.find(topic="u", page=7))) == 20
-    app.sync.close()
-    app.sync.close()
 
 
 async def test_a_plain_handler_uses_the_workers_own_loop() -> None:

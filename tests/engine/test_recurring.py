@@ -445,20 +445,6 @@ async def test_a_paused_task_that_is_fired_by_hand_runs_once_and_is_paused_again
         assert task.record.due_at == LAST_INSTANT
 
 
-async def test_the_time_machine_adds_what_is_declared_and_an_ordinary_task_is_not_removed() -> None:
-    app = Bide("memory:")
-
-    @app.every("10m", topic="tick")
-    async def tick(task: Task[Any]) -> None: ...
-
-    async with TimeMachine(app) as time:
-        assert [fired.ref for fired in await time.advance("25m")] == [("tick", "tick")] * 2
-        await app.schedule("tick", key="plain", delay="1h")
-        assert (await app.recurring.remove("tick", "plain")).result == "not_found"
-    with pytest.raises(BadInput, match="the closest name is catch_up"):
-        app.every("10m", catchup="all")
-
-
 async def test_a_clock_that_is_set_back_by_an_hour_repeats_no_occurrence() -> None:
     app = Bide("memory:")
     ran: list[Any] = []
@@ -677,6 +663,8 @@ async def test_an_empty_key_is_refused_and_means_no_other_task(world: World) -> 
         with pytest.raises(BadInput, match="key"):
             app.every("1m", key="")(app.handler("t")(nothing))
         assert (await app.recurring.add("t", Every("1m"))).result == "kept"
+        await app.schedule("t", key="plain", delay="1h")
+        assert (await app.recurring.remove("t", "plain")).result == "not_found"
 
 
 @stores("memory", "sqlite", "redis", "postgres", "mysql")

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.conftest import World, stores, virtual
-from tests.insight.dying import let_die
 from tests.waiting import PATIENCE, until
 
 from bide import BadInput, Bide, Dead, OutcomeUnknown, Ref, StoreFull, StoreUnavailable
@@ -148,26 +147,6 @@ async def test_all_that_match_are_changed_once_and_nothing_else(store_url: str) 
         cancelled = await carried_out(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(group="g")))
         assert cancelled.counts == {"cancelled": 1015}
         assert (await app.tally()).number(state=State.WAITING) == 0
-
-
-@EVERY_STORE
-async def test_dead_ones_of_one_error_are_sent_again_once(store_url: str) -> None:
-    async with Bide(store_url) as app, runner(app) as bulks:
-        errors = {f"k{n:03}": "HTTP 503 after 1.5 s" if n % 3 else f"KeyError: 'order-{n}'" for n in range(60)}
-        await let_die(app, "pay", errors)
-        await let_die(app, "mail", {"m": "HTTP 503 after 9 s"})
-        bulk = BulkRequest(verb=BulkVerb.REDRIVE, where=Filter(topic="pay"), error="HTTP 503 after # s")
-        seen = await preview(app, bulk, anything)
-        assert (seen.meant.number, seen.meant.exact, len(seen.sample)) == (40, True, 10)
-        assert {one.error for one in seen.sample} == {"HTTP 503 after 1.5 s"}
-        done = await carried_out(bulks, bulk)
-        assert done.counts == {"redriven": 40}
-        tally = await app.tally()
-        assert (tally.number("pay", State.WAITING), tally.number("pay", State.DEAD)) == (40, 20)
-        assert tally.number("mail", State.DEAD) == 1
-        everything = await carried_out(bulks, BulkRequest(verb=BulkVerb.REDRIVE, where=Filter(state=State.DEAD)))
-        assert everything.counts == {"redriven": 21}
-        assert (await app.tally()).number(state=State.DEAD) == 0
 
 
 @EVERY_STORE
@@ -324,19 +303,6 @@ async def test_what_comes_between_the_preview_and_the_confirmation_is_not_meant(
             counts.append((await ended(bulks, id)).counts)
             assert (await records(app, topic))["later"].due_at > app.clock.now()
         assert counts == [{"cancelled": 3}, {"moved": 3}]
-
-
-@virtual
-async def test_what_is_scheduled_later_is_not_meant(world: World) -> None:
-    async with world.app() as app, runner(app) as bulks:
-        await fill(app, "t", 50)
-        id = await begun(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t"), pace=10))
-        await world.pause(2)
-        await app.schedule("t", None, key="later", delay="2h")
-        await app.schedule("t", None, key="k0049", delay="2h")
-        progress = await ended(bulks, id)
-        assert progress.counts == {"cancelled": 49}
-        assert set(await records(app, "t", state="waiting")) == {"later", "k0049"}
 
 
 @virtual

@@ -23,7 +23,6 @@ from yarl import URL
 from bide import Bide
 from bide.core.errors import BadInput
 from bide.core.instants import instant
-from bide.engine.settings_store import SettingsStore
 from bide.service.access import EventQuota
 from bide.service.serving import ServeConfig, ServiceInstance, TopicConfig, read_config
 from bide.stores.memory import MemoryStore
@@ -151,6 +150,18 @@ async def test_two_hundred_wait_and_each_gets_one(many: Many, topic: str, servic
     got = await asyncio.gather(*leases)
     assert sorted(int(task["key"]) for tasks in got for task in tasks) == list(range(200))
     assert {len(tasks) for tasks in got} == {1}
+
+
+async def test_two_consumers_never_have_the_same_task(many: Many, topic: str) -> None:
+    await many.post("/v1/schedule", [{"topic": topic, "key": str(key), "delay": "0s"} for key in range(300)])
+    seen: list[str] = []
+
+    async def consume() -> None:
+        while tasks := await many.lease(topic, 7, wait="0s"):
+            seen.extend(task["key"] for task in tasks)
+
+    await asyncio.gather(*(consume() for _ in range(8)))
+    assert sorted(seen, key=int) == [str(key) for key in range(300)]
 
 
 async def test_who_hangs_up_while_the_store_leases_gives_it_back(topic: str) -> None:
@@ -594,9 +605,3 @@ def test_a_query_that_cannot_be(plain: Api, field: str, queries: list[str]) -> N
         assert reply.status == 422, (query, reply)
         assert reply.json["field"] == field, query
         assert reply.json["accepted"]
-
-
-def test_a_list_shows_no_settings_of_bide(plain: Api, small: Running, topic: str) -> None:
-    small.run(SettingsStore(small.app.store, small.app.clock).put_if_absent(topic, b"b"))
-    plain.put(topic, f"{topic}.task")
-    assert [key for key in found(plain, limit="1000") if topic in key] == [f"{topic}.task"]
