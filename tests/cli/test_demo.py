@@ -23,7 +23,6 @@ from tests.waiting import elapse, wait_until
 from bide import Bide, StoreUnavailable
 from bide.cli.demo.ahead import AUDIENCE, GUESTS, SUMMER
 from bide.cli.demo.orders import SALE, is_paid
-from bide.cli.demo.story import DemoState
 from bide.cli.demo.town import Town, uneventful
 from bide.cli.exits import Exit
 from bide.core.records import State
@@ -241,21 +240,6 @@ def test_a_store_that_is_away_for_a_while(caplog: pytest.LogCaptureFixture) -> N
     assert "in the demo orders cannot go on: it is away" in told
     assert len(told) == len(set(told)), "each story says so once"
     assert not [one for one in told if "defect" in one]
-
-
-async def test_numbers_are_given_once() -> None:
-    store = MemoryStore()
-    taken: list[int] = []
-    for _ in range(3):
-        async with Bide(store) as app:
-            state = DemoState(app)
-            await state.refuse_foreign_tasks()
-            for count in (1, 1_500, 700, 1):
-                numbers = await state.numbers(count)
-                assert len(numbers) == count
-                taken += numbers
-    assert len(taken) == len(set(taken))
-    assert taken == sorted(taken)
 
 
 def test_what_the_terminal_need_not_tell() -> None:

@@ -352,17 +352,7 @@ def test_the_supervisor_reaps_what_handlers_leave_behind(begin: Begin, ground: G
     stop(process)
 
 
-def test_what_dies_is_logged(line: CommandLine, begin: Begin, ground: Ground) -> None:
-    ground.go()
-    ground.schedule(1, '{"dies": true}')
-    process = begin("work", "shop:app")
-    ground.said("ERROR bide.work")
-    ground.said("work/0 is dead")
-    ground.said(f"shop:app: leave, other, work from {line.url}, pid {process.pid}")
-    stop(process)
-
-
-def test_no_error_of_a_handler_forges_a_line_or_moves_a_terminal(
+def test_what_dies_is_logged_and_no_error_of_a_handler_forges_a_line_or_moves_a_terminal(
     line: CommandLine, begin: Begin, ground: Ground, write: Write
 ) -> None:
     raises = "raise ValueError('\\x1b[2Jred\\r\\nforged')"
@@ -370,7 +360,9 @@ def test_no_error_of_a_handler_forges_a_line_or_moves_a_terminal(
     ground.go()
     ground.schedule(1, '{"dies": true}')
     process = begin("work", "shop:app")
+    ground.said("ERROR bide.work")
     ground.said("work/0 is dead")
+    ground.said(f"shop:app: leave, other, work from {line.url}, pid {process.pid}")
     stop(process)
     said = (line.directory / "said.txt").read_bytes()
     assert b"\\x1b[2Jred" in said

@@ -466,18 +466,6 @@ def test_revoke(line: CommandLine) -> None:
     assert "accepts anybody again" in last.stderr
 
 
-def test_tokens_are_no_tasks(line: CommandLine) -> None:
-    line.run("token", "add", "ann")
-    assert line.json("ls", "--state", "all") == []
-    assert line.one("tally")["counts"] == []
-    assert line.json("events") == []
-    for args in (("show",), ("cancel",), ("fire",), ("redrive",), ("move", "--delay", "1h")):
-        command, *options = args
-        assert "bide:settings" in line.error(command, "bide:settings", "token:abcdefgh", *options)
-    assert "bide:settings" in line.error("ls", "--topic", "bide:settings")
-    assert len(line.json("token", "ls")) == 1
-
-
 @pytest.mark.parametrize(
     ("args", "field", "accepted"),
     [
@@ -500,14 +488,6 @@ def test_bad_input(line: CommandLine, args: tuple[str, ...], field: str, accepte
     message = line.error("token", *args)
     assert field in message
     assert accepted in message
-
-
-def test_on_a_server_too(line: CommandLine, redis_url: str, redis_namespace: str) -> None:
-    store = ("--store", f"{redis_url}?namespace={redis_namespace}")
-    text = line.run("token", "add", "ann", *store).stdout.strip()
-    assert [one["id"] for one in line.json("token", "ls", *store)] == [text[5:13]]
-    assert line.one("token", "revoke", text[5:13], *store)["revoked"] is True
-    assert line.json("token", "ls", *store) == []
 
 
 def test_wall_clock_times(line: CommandLine, tmp_path: Path) -> None:

@@ -59,20 +59,6 @@ async def test_a_failed_call_fails_its_own_callers_only() -> None:
     assert [type(answer) for answer in answers] == [OSError, OSError, int, int]
 
 
-async def test_a_caller_that_gives_up_does_not_disturb_the_others() -> None:
-    async def send(batch: Sequence[int]) -> Sequence[int]:
-        await asyncio.sleep(0)
-        return batch
-
-    batcher = Batcher(send)
-    leaving, staying = batcher.ask(1), batcher.ask(2)
-    leaving.cancel()
-    assert await staying == 2
-    await batcher.drain()
-    with pytest.raises(asyncio.CancelledError):
-        await leaving
-
-
 @pytest.mark.parametrize("steps", [0, 1, 2])
 async def test_it_can_be_drained_after_its_task_was_cancelled(steps: int) -> None:
     """As asyncio.run does with every task once: nobody waits for ever, and later calls are answered."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -265,27 +264,6 @@ async def test_the_events_of_one_task_are_asked_for_by_topic_and_key() -> None:
                 await app.events(*ref)
 
 
-async def test_changes_by_a_person_are_noted_by_the_verb_that_was_called_with_who_and_from_when_to_when() -> None:
-    async with Bide("memory:", actor="ann@host") as app:
-        created = await app.schedule("t", key="k", group="g", delay="1h")
-        moved = await app.reschedule("t", "k", delay="0s")
-        await app.fire_now("t", "k")
-        await app.reschedule_many([(("t", "k"), "0s")])
-        await app.fire_many([("t", "k")])
-        await app.shift("g", "1h")
-        await app.cancel("t", "unknown")
-        events = list(reversed(await app.events("t", "k")))
-        assert [event.what for event in events] == [
-            "schedule: created", "reschedule: moved", "fire_now: moved", "reschedule: moved", "fire_now: moved",
-            "shift: moved",
-        ]  # fmt: skip
-        assert {event.who for event in events} == {"ann@host"}
-        assert created.record is not None
-        assert moved.record is not None
-        assert (events[1].was, events[1].wake_at) == (created.record.wake_at, moved.record.wake_at)
-        assert len(await app.events()) == len(events)
-
-
 async def test_a_time_in_the_past_is_said_and_may_be_refused() -> None:
     async with Bide("memory:") as app:
         past = (await app.schedule("t", key="k", at="2020-01-01T00:00Z")).past
@@ -343,23 +321,6 @@ async def test_a_listing_reads_few_large_tasks_at_once() -> None:
             lambda: [task for topic in ("large", "small") for task in app.sync.find(topic=topic, page=120)]
         )
         assert (len(blocking), sizes) == (258, expected)
-
-
-def test_the_verbs_block_and_answer_and_threads_share_them(tmp_path: Path) -> None:
-    app = Bide(f"sqlite:///{tmp_path}/sync.db")
-    assert app.sync.schedule("t", {"n": 1}, key="k", delay="1h").result == "created"
-    assert app.sync.reschedule("t", "k", delay="2h").result == "moved"
-    assert [task.key for task in app.sync.find(topic="t")] == ["k"]
-    assert app.sync.cancel("t", "k").result == "cancelled"
-    task = app.sync.get("t", "k")
-    assert task is not None
-    assert task.state == "cancelled"
-    with ThreadPoolExecutor(20) as threads:
-        answers = threads.map(lambda number: app.sync.schedule("u", key=str(number), delay="1h"), range(20))
-        assert [answer.result for answer in answers] == ["created"] * 20
-    assert len(list(app.sync.find(topic="u", page=7))) == 20
-    app.sync.close()
-    app.sync.close()
 
 
 async def test_a_plain_handler_uses_the_workers_own_loop() -> None:

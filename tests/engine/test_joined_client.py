@@ -83,15 +83,6 @@ def test_each_verb_by_itself(shop: Shop) -> None:
     assert shop.keys() == []
 
 
-def test_a_commit_and_a_rollback_are_the_callers(shop: Shop) -> None:
-    for number, ending in enumerate((shop.own.rollback, shop.own.commit)):
-        shop.own.execute("INSERT INTO orders VALUES (1)")
-        shop.app.sync.using(shop.own).schedule("order.close", 1, key="1", delay="1h")
-        assert (shop.orders(), shop.keys()) == (0, [])
-        ending()
-        assert (shop.orders(), shop.keys()) == (number, ["1"] * number)
-
-
 def test_in_a_block_every_verb_of_the_app_takes_part(shop: Shop) -> None:
     before = shop.app.sync.events()
     with shop.app.sync.using(shop.own) as verbs:

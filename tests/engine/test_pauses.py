@@ -6,19 +6,17 @@ import asyncio
 import logging
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.engine.conftest import World, stores, task_of, virtual
-from tests.waiting import pause, until
+from tests.engine.conftest import World, task_of, virtual
 
-from bide import BadInput, Bide, StoreUnavailable, Task
+from bide import BadInput, Bide, StoreUnavailable
 from bide.core.names import PAUSED_TOPIC, RESERVED_TOPIC
 from bide.core.records import Record
 from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
 from bide.engine.delivery.worker import Worker
-from bide.engine.pauses import EVERY, Pauses
+from bide.engine.pauses import EVERY
 from bide.engine.settings_store import SettingsStore
 from bide.ports import Policy
 
@@ -264,29 +262,6 @@ async def test_while_pauses_cannot_be_read_what_was_known_holds(world: World, ca
             world.store.fault = lambda _: None
             await world.until(lambda: seen == ["k"])
     assert "reading the pauses failed, trying again in 2 s" in caplog.text
-
-
-@stores("memory", "sqlite", "redis", "postgres")
-async def test_it_is_the_same_on_every_store(store_url: str) -> None:
-    seen: list[str] = []
-    app = Bide(store_url)
-
-    @app.handler("t")
-    async def handle(task: Task[Any]) -> None:
-        seen.append(task.key)
-
-    async with app:
-        assert await app.pause("t", who="anna")
-        assert not await app.pause("t", who="bo")
-        await app.schedule("t", key="k", delay="0s")
-        async with app.worker():
-            await pause(0.2, why="what is not held back would be delivered by now")
-            assert seen == []
-            assert {topic: pause.who for topic, pause in (await app.paused()).items()} == {"t": "anna"}
-            assert (await Pauses(app.store, app.clock).all()).keys() == {"t"}
-            assert [task.topic async for task in app.find()] == ["t"], "a pause is no task of anybody's"
-            assert await app.resume("t")
-            await until(lambda: seen == ["k"], "the delivery of what was held back")
 
 
 def test_within_a_transaction_it_is_paused_when_that_is_committed(tmp_path: Path) -> None:

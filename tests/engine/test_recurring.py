@@ -130,23 +130,30 @@ def written(world: World, minutes: range) -> list[str]:
         ({"catch_up": "latest", "window": "1m"}, [5, 195], ["late: 37 occurrences did not run"]),
         ({"catch_up": "latest", "overlap": "queue"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
         ({"catch_up": "latest", "overlap": "allow"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
+        ({"overlap": "cancel_running"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
         ({"catch_up": "latest", "deadline": "10m"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
     ],
 )
+@pytest.mark.parametrize("died", [False, True], ids=["drained", "died in mid-run"])
 @virtual
 async def test_after_an_outage_of_three_hours(
-    world: World, how: dict[str, Any], ran: list[float], dropped: list[str]
+    world: World, how: dict[str, Any], ran: list[float], dropped: list[str], *, died: bool
 ) -> None:
     app = world.app()
     runs = Runs(world, app)
     async with app:
-        async with app.worker():
-            await app.recurring.add("t", Every("5m"), **how)
-            await world.pause(7 * MINUTE)
-        await world.pause(184.5 * MINUTE)
+        await app.recurring.add("t", Every("5m"), **how)
+        if died:
+            await world.pause(5 * MINUTE)
+            now = world.clock.now()
+            assert (await world.memory.lease({"t": 1}, now=now, until=now + 30_000, holder="dying")).tasks
+        else:
+            async with app.worker():
+                await world.pause(5 * MINUTE)
+        await world.pause(186.5 * MINUTE)
         async with app.worker():
             await world.pause(4 * MINUTE)
-        assert runs.minutes == ran
+        assert runs.minutes == (ran[1:] if died and "deadline" in how else ran)
         assert counted(await app.events(), "dropped") == dropped
 
 
@@ -438,20 +445,6 @@ async def test_a_paused_task_that_is_fired_by_hand_runs_once_and_is_paused_again
         assert task.record.due_at == LAST_INSTANT
 
 
-async def test_the_time_machine_adds_what_is_declared_and_an_ordinary_task_is_not_removed() -> None:
-    app = Bide("memory:")
-
-    @app.every("10m", topic="tick")
-    async def tick(task: Task[Any]) -> None: ...
-
-    async with TimeMachine(app) as time:
-        assert [fired.ref for fired in await time.advance("25m")] == [("tick", "tick")] * 2
-        await app.schedule("tick", key="plain", delay="1h")
-        assert (await app.recurring.remove("tick", "plain")).result == "not_found"
-    with pytest.raises(BadInput, match="the closest name is catch_up"):
-        app.every("10m", catchup="all")
-
-
 async def test_a_clock_that_is_set_back_by_an_hour_repeats_no_occurrence() -> None:
     app = Bide("memory:")
     ran: list[Any] = []
@@ -670,6 +663,8 @@ async def test_an_empty_key_is_refused_and_means_no_other_task(world: World) -> 
         with pytest.raises(BadInput, match="key"):
             app.every("1m", key="")(app.handler("t")(nothing))
         assert (await app.recurring.add("t", Every("1m"))).result == "kept"
+        await app.schedule("t", key="plain", delay="1h")
+        assert (await app.recurring.remove("t", "plain")).result == "not_found"
 
 
 @stores("memory", "sqlite", "redis", "postgres", "mysql")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from tests.engine.conftest import World, task_of, virtual
@@ -58,34 +57,6 @@ def test_only_what_has_fired_is_late(key: str, late: Millis, catch_up: CatchUp, 
     else:
         assert step is not None
         assert (step.due_at, step.dropped) == (target, len([at for at in due if at < target]))
-
-
-@pytest.mark.parametrize(
-    ("how", "ran", "dropped"),
-    [
-        ({}, [5, 190, 195], ["late: 36 occurrences did not run"]),
-        ({"catch_up": "none"}, [5, 195], ["late: 37 occurrences did not run"]),
-        ({"catch_up": "all", "most": 3}, [5, 180, 185, 190, 195], ["late: 34 occurrences did not run"]),
-        ({"overlap": "queue"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
-        ({"overlap": "cancel_running"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
-    ],
-)
-@virtual
-async def test_a_worker_died_in_mid_run_and_an_outage_followed(
-    world: World, how: dict[str, Any], ran: list[float], dropped: list[str]
-) -> None:
-    app = world.app()
-    runs = Runs(world, app)
-    async with app:
-        await app.recurring.add("t", Every("5m"), **how)
-        await world.pause(5 * MINUTE)
-        now = world.clock.now()
-        assert (await world.memory.lease({"t": 1}, now=now, until=now + 30_000, holder="dying")).tasks
-        await world.pause(186.5 * MINUTE)
-        async with app.worker():
-            await world.pause(4 * MINUTE)
-        assert runs.minutes == ran
-        assert counted(await app.events(), "dropped") == dropped
 
 
 @virtual

@@ -7,12 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.conftest import World, stores, virtual
-from tests.insight.dying import let_die
 from tests.waiting import PATIENCE, until
 
 from bide import BadInput, Bide, Dead, OutcomeUnknown, Ref, StoreFull, StoreUnavailable
@@ -23,17 +21,7 @@ from bide.core.records import Filter, Move, NewTask, Record, State
 from bide.engine.session import acting_as
 from bide.engine.settings_store import SettingsStore
 from bide.insight.bulk import PAGE, BulkRequest, BulkScope, BulkVerb, Version, preview
-from bide.insight.bulk_run import (
-    AT_ONCE,
-    KEPT,
-    LOST_AFTER,
-    MOST_MISSED,
-    MOST_NOTED,
-    BulkRunner,
-    BulkState,
-    Progress,
-    untouched_by,
-)
+from bide.insight.bulk_run import AT_ONCE, MOST_MISSED, MOST_NOTED, BulkRunner, BulkState, Progress, untouched_by
 
 HOUR: Millis = 3_600_000
 EVERY_STORE = stores("memory", "sqlite", "redis")
@@ -159,26 +147,6 @@ async def test_all_that_match_are_changed_once_and_nothing_else(store_url: str) 
         cancelled = await carried_out(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(group="g")))
         assert cancelled.counts == {"cancelled": 1015}
         assert (await app.tally()).number(state=State.WAITING) == 0
-
-
-@EVERY_STORE
-async def test_dead_ones_of_one_error_are_sent_again_once(store_url: str) -> None:
-    async with Bide(store_url) as app, runner(app) as bulks:
-        errors = {f"k{n:03}": "HTTP 503 after 1.5 s" if n % 3 else f"KeyError: 'order-{n}'" for n in range(60)}
-        await let_die(app, "pay", errors)
-        await let_die(app, "mail", {"m": "HTTP 503 after 9 s"})
-        bulk = BulkRequest(verb=BulkVerb.REDRIVE, where=Filter(topic="pay"), error="HTTP 503 after # s")
-        seen = await preview(app, bulk, anything)
-        assert (seen.meant.number, seen.meant.exact, len(seen.sample)) == (40, True, 10)
-        assert {one.error for one in seen.sample} == {"HTTP 503 after 1.5 s"}
-        done = await carried_out(bulks, bulk)
-        assert done.counts == {"redriven": 40}
-        tally = await app.tally()
-        assert (tally.number("pay", State.WAITING), tally.number("pay", State.DEAD)) == (40, 20)
-        assert tally.number("mail", State.DEAD) == 1
-        everything = await carried_out(bulks, BulkRequest(verb=BulkVerb.REDRIVE, where=Filter(state=State.DEAD)))
-        assert everything.counts == {"redriven": 21}
-        assert (await app.tally()).number(state=State.DEAD) == 0
 
 
 @EVERY_STORE
@@ -338,19 +306,6 @@ async def test_what_comes_between_the_preview_and_the_confirmation_is_not_meant(
 
 
 @virtual
-async def test_what_is_scheduled_later_is_not_meant(world: World) -> None:
-    async with world.app() as app, runner(app) as bulks:
-        await fill(app, "t", 50)
-        id = await begun(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t"), pace=10))
-        await world.pause(2)
-        await app.schedule("t", None, key="later", delay="2h")
-        await app.schedule("t", None, key="k0049", delay="2h")
-        progress = await ended(bulks, id)
-        assert progress.counts == {"cancelled": 49}
-        assert set(await records(app, "t", state="waiting")) == {"later", "k0049"}
-
-
-@virtual
 async def test_one_that_dies_again_at_once_is_not_sent_again_and_again(world: World) -> None:
     app = world.app()
     tries: list[str] = []
@@ -474,25 +429,6 @@ async def test_the_end_of_the_service_stops_it_and_says_how_far_it_came(world: W
         assert {one.state for one in found.values()} == {BulkState.STOPPED}
         assert {one.stopped_by for one in found.values()} == {None}
         assert sum(one.looked for one in found.values()) >= 12
-
-
-@virtual
-async def test_one_whose_instance_died_is_known_as_such(world: World) -> None:
-    async with world.app() as app:
-        bulks = BulkRunner(app, "after")
-        now = world.clock.now()
-        progress = Progress(
-            id=new_id(), bulk=BulkRequest(verb=BulkVerb.CANCEL, where=Filter()), chosen=0, who="ann",
-            instance="dead", asked_at=now, alive_at=now, state=BulkState.RUNNING, looked=7, counts={"cancelled": 7},
-        )  # fmt: skip
-        kept, row = SettingsStore(app.store, app.clock, SHOWN_TOPIC), msgspec.msgpack.encode(progress)
-        await kept.put(f"change:{progress.id}", row, until=now + KEPT)
-        assert not bulks.is_lost(progress)
-        await world.pause(LOST_AFTER / 1000 + 1)
-        found = await bulks.get(progress.id)
-        assert found == progress
-        assert bulks.is_lost(found)
-        assert bulks.is_lost((await bulks.all())[0])
 
 
 @virtual

@@ -124,6 +124,14 @@ def test_days_begin_at_midnight_also_when_the_clocks_change() -> None:
     assert {wall(edge, UTC).strftime("%a %H") for edge in weeks} == {"Mon 00"}
 
 
+def test_half_an_hour_of_summer_time_keeps_hours_on_the_hour() -> None:
+    zone = ZoneInfo("Australia/Lord_Howe")
+    for day in ("2026-04-05", "2026-10-04"):
+        start = millis(f"{day} 00:20", "Australia/Lord_Howe")
+        edges = edges_of(Range(start, start + 8 * HOUR, HOUR), zone)
+        assert {wall(edge, zone).minute for edge in edges} == {0}
+
+
 def test_spans() -> None:
     lengths = {span: around(span, NOW) for span in Span}
     assert lengths[Span.MINUTE] == Range(NOW, NOW + 2 * MINUTE, SECOND)
@@ -164,37 +172,6 @@ def test_cuts_are_whole_seconds(low: Millis, length: Millis) -> None:
     assert all(a < b for a, b in pairwise(edges))
     assert len(edges) <= 62
     assert all(edge % SECOND == 0 for edge in edges[1:-1])
-
-
-@given(st.dictionaries(st.integers(0, 3_599), st.integers(1, 1_000), min_size=1, max_size=30))
-async def test_the_fullest_second_of_the_fullest_minute_is_found(at: dict[int, int]) -> None:
-    asked = 0
-
-    async def count(edges: object) -> list[Bar]:
-        nonlocal asked
-        asked += 1
-        assert isinstance(edges, list)
-        found = []
-        for low, high in pairwise(edges):
-            number = sum(of for second, of in at.items() if low <= second * SECOND < high)
-            found.append(Bar(low, high, {"t": Count(number)} if number else {}))
-        return found
-
-    whole = Bar(0, HOUR, {"t": Count(sum(at.values()))})
-    top, parts = await split(whole, count)
-    assert asked == 2
-    minutes: dict[int, int] = {}
-    for second, number in at.items():
-        minutes[second // 60] = minutes.get(second // 60, 0) + number
-    fullest = max(minutes.values())
-    assert top.high - top.low == SECOND
-    minute = top.low // MINUTE
-    assert minutes[minute] == fullest
-    assert top.total.number == max(number for second, number in at.items() if second // 60 == minute)
-    assert parts[0].low == 0
-    assert parts[-1].high == HOUR
-    assert all(one.high == next.low for one, next in pairwise(parts))
-    assert sum(part.total.number for part in parts) == sum(at.values())
 
 
 async def test_a_peak_that_goes_while_it_is_looked_at_is_no_error() -> None:
@@ -358,6 +335,7 @@ async def test_the_past_is_told_by_minute(app: Bide, clock: ManualClock) -> None
 
     day = LastDay(app)
     assert not day.whole
+    assert day.quarters("a") == ()
     await day.refresh()
     assert day.whole
     edges = [minute - MINUTE, minute, minute + MINUTE, clock.now()]

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.servers.fixtures import StartsRedis
-from tests.service.calling import Api, Gated, Reply, at, running
+from tests.service.calling import Api, Gated, running
 from tests.service.conftest import KEPT
 from tests.service.test_api_batches import calling
-from tests.waiting import PATIENCE, in_virtual_time, until, wait_until
+from tests.waiting import PATIENCE, in_virtual_time, until
 
 from bide import Bide
 from bide.core.errors import OutcomeUnknown, StoreCorrupt, StoreFull, StoreUnavailable
@@ -23,7 +21,6 @@ from bide.core.records import Record, Ref
 from bide.ports import Features
 from bide.service.health import Health, Level, Readiness, ready
 from bide.stores.memory import MemoryStore
-from bide.stores.redis import RedisStore
 from bide.testing import ManualClock
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualLoop
@@ -229,38 +226,6 @@ CALLS: list[tuple[str, str, Any]] = [
 ]
 
 
-def test_a_store_that_goes_away_and_comes_back(redis_server: StartsRedis) -> None:
-    server = redis_server()
-    with (
-        running(RedisStore(f"{server.url}?shards=2", patience=1.0), **KEPT) as service,
-        closing(Api(service.url)) as api,
-    ):
-        api.put("a", "b")
-        server.kill()
-
-        def ask(call: tuple[str, str, Any]) -> Reply:
-            with closing(Api(service.url)) as one:
-                return one(*call)
-
-        with ThreadPoolExecutor(len(CALLS)) as threads:  # each waits for as long as the store is given to come back
-            replies = list(threads.map(ask, CALLS))
-        for (_, path, _), reply in zip(CALLS, replies, strict=True):
-            batch = reply.json if path == "/v1/schedule" and reply.status == 200 else None
-            assert (batch[0]["problem"]["status"] if batch else reply.status) in (503, 504), (path, reply)
-            if reply.status == 503:
-                assert int(reply.headers["retry-after"]) >= 1
-        server.start()
-
-        def back() -> bool:
-            reply = api("GET", at("a", "b"))
-            assert reply.status in (200, 503, 504)
-            return reply.status == 200
-
-        wait_until(back, "the store to be back")
-        api.put("a", "c", delay="0s")
-        assert [task["key"] for task in api.lease("a", 10, wait="60s")] == ["c"]
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [(StoreUnavailable("away"), 503), (StoreFull("full"), 507), (StoreCorrupt("odd"), 503),
@@ -282,6 +247,8 @@ def test_what_the_store_raises_has_a_status(error: Exception, status: int) -> No
         assert reply.status == status
         failing = False
         assert api.get("a", "b")["state"] == "waiting"
+        api.put("a", "c", delay="0s")
+        assert [task["key"] for task in api.lease("a", 10, wait="60s")] == ["c"]
 
 
 async def test_a_slow_store_answers_those_who_wait_for_something_else() -> None:

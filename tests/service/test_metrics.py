@@ -23,7 +23,7 @@ from bide.core.records import Filter, Lease, OutcomeKind, Page, State
 from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
 from bide.ports import Features, Policy, Store, Wakes
-from bide.service.metrics import OPERATIONS, BoundedLabels, Metrics, Series, TimedStore
+from bide.service.metrics import OPERATIONS, BoundedLabels, Metrics, TimedStore
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualLoop
@@ -449,14 +449,6 @@ def test_names_follow_the_conventions() -> None:
         assert (family.kind == "counter") == family.name.endswith("_total")
         assert family.kind != "histogram" or family.name.endswith("_seconds")
         assert family.about.endswith(".")
-
-
-def test_a_histogram_puts_each_value_where_it_belongs() -> None:
-    series = Series((0.1, 1.0))
-    for value in (0.0, 0.1, 0.1000001, 1.0, 5.0):
-        series.observe(value)
-    assert series.counts == [2, 2, 1]
-    assert series.total == pytest.approx(6.2000001)
 
 
 def abilities(store: Store) -> list[str]:

@@ -247,22 +247,25 @@ async def test_a_large_answer_with_an_end(receiver: Receiver, post: WebhookPost)
 # --- broken
 
 
-async def test_a_connection_closed_without_an_answer(receiver: Receiver, post: WebhookPost) -> None:
-    receiver.answer = closes
-    outcome = await post.sink(receiver.url).deliver(task())
-    assert why(outcome) == f"{receiver.place} closed the connection without an answer"
+async def resets(request: Received, writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (closes, "{} closed the connection without an answer"),
+        (resets, "the connection to {} broke (Connection reset by peer)"),
+    ],
+)
+async def test_a_connection_that_ends_without_an_answer(
+    receiver: Receiver, post: WebhookPost, answer: Answer, said: str
+) -> None:
+    receiver.answer = answer
+    assert why(await post.sink(receiver.url).deliver(task())) == said.format(receiver.place)
     assert len(receiver.received) == 1, "it is not sent twice for one attempt"
-
-
-async def test_a_connection_reset(receiver: Receiver, post: WebhookPost) -> None:
-    async def resets(request: Received, writer: asyncio.StreamWriter) -> None:
-        connection = writer.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
-        writer.transport.abort()
-
-    receiver.answer = resets
-    outcome = await post.sink(receiver.url).deliver(task())
-    assert why(outcome) == f"the connection to {receiver.place} broke (Connection reset by peer)"
 
 
 @pytest.mark.parametrize(("status", "done"), [(200, True), (500, False)])

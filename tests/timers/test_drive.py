@@ -429,28 +429,3 @@ def test_after_is_never_short(run: Run) -> None:
 
     run(main())
     not_before(min(lengths), 2, "the end of 2 ms")
-
-
-@LOOPS
-def test_an_idle_ring_is_never_early(run: Run) -> None:
-    clock, last, silent = SteadyClock(), dict[int, int](), dict[int, int]()  # in nanoseconds: a clock of ms hides some
-
-    async def main() -> None:
-        all_silent = asyncio.Event()
-
-        def idle(uid: int) -> None:
-            silent[uid] = time.monotonic_ns() - last[uid]
-            if len(silent) == 400:
-                all_silent.set()
-
-        async with drive(IdleRing[int](timeout=100, tick=20), idle, clock=clock) as ring:
-            for turn in range(20):
-                for uid in range(turn * 20, 400):
-                    last[uid] = time.monotonic_ns()
-                    ring.touch(uid)
-                await pause(0.01, why="each is heard from again and again")
-            await all_silent.wait()
-
-    run(main())
-    assert len(silent) == 400
-    not_before(min(silent.values()), 100_000_000, "the end of 100 ms of silence")

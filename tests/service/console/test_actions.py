@@ -26,7 +26,6 @@ from bide.insight.bulk_run import KEPT, LOST_AFTER, BulkState, Progress
 from bide.service.access import Verb
 from bide.service.console.actions import ACTIONS, REASONS
 from bide.service.console.i18n import translations
-from bide.service.console.pages import local_path
 from bide.service.console.rendering import ref_field
 
 HOUR = 3_600_000
@@ -444,14 +443,6 @@ def test_in_chinese(one: Running, visit: Visit, topic: str) -> None:
     assert "确认：取消" in page.words
     chinese.press("取消 2 个任务")
     assert "已取消" in chinese.page.words or "进行中" in chinese.page.words
-
-
-@pytest.mark.parametrize(
-    ("where", "inner"),
-    [("/tasks?a=b", True), ("//evil", False), ("/\\evil", False), ("https://evil", False), ("", False), ("/ü", False)],
-)
-def test_back_leads_nowhere_else(where: str, inner: bool) -> None:
-    assert local_path(where, "elsewhere") == (where if inner else "elsewhere")
 
 
 def test_stopping_the_service_leaves_what_was_done_and_says_so(tmp_path: Path, visit: Visit) -> None:
