@@ -317,10 +317,10 @@ class Watcher:
         self._thread.join()
 
     def _run(self) -> None:
-        connection = connect(self._path, cache_kib=256)
-        try:
+        with self._guard:
+            connection = connect(self._path, cache_kib=256, guard=self._guard)
             connection.execute("PRAGMA query_only = ON")
-            connection.guard = self._guard
+        try:
             self._watch(connection.cursor())
         finally:
             connection.close()
