@@ -25,6 +25,7 @@ from bide.engine.delivery.tables import TableLoop
 from bide.engine.delivery.watch import Watch
 from bide.engine.delivery.worker import AppWorker, Observer
 from bide.engine.recurring import RecurrenceOptions, RuleEnded, check_options, default_key
+from bide.engine.session import Session
 from bide.engine.sync import SyncClient
 from bide.engine.verbs import TaskOptions, refuse_unknown, whole_number
 from bide.ports import Clock, DueRow, Route, Sink, Store, SystemClock, Table
@@ -395,6 +396,10 @@ class Bide(Client):
 
     def __repr__(self) -> str:
         return f"<Bide {without_secrets(self.url)}, {len(self.routes)} topics>"
+
+    async def _begin(self) -> Session:
+        await self.sync.give_way()
+        return await super()._begin()
 
     def _clone(self) -> Client:
         """Make a client for `app.sync`, used if the app is not open."""

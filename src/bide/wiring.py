@@ -59,7 +59,10 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
     if parts.scheme == "sqlite":
         from bide.stores.sqlite import SqliteStore
 
-        return partial(SqliteStore, _path_of(url, "store"), synchronous=settings.sqlite_synchronous)
+        path = os.path.abspath(
+            _path_of(url, "store")
+        )  # now: the working directory may change before it is opened again
+        return partial(SqliteStore, path, synchronous=settings.sqlite_synchronous)
     if parts.scheme in (*_REDIS, *_POSTGRES, *_MYSQL, *_HTTP):
         make = partial(_server_store(parts.scheme, settings), url)
         make()  # so that a wrong URL is reported now, not at the first use

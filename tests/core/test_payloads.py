@@ -29,6 +29,11 @@ class Ride(pydantic.BaseModel):
     number: int
 
 
+@dataclasses.dataclass
+class Trip:
+    back: Ride
+
+
 class Parcel(pydantic.BaseModel):
     number: int = pydantic.Field(alias="parcelNumber")
 
@@ -72,7 +77,8 @@ def test_bytes_pass_through_untouched(value: bytes) -> None:
         (Order, Order(42)), (Meal, Meal(42)), (Ride, Ride(number=42)),
         (Parcel, Parcel(parcelNumber=42)), (Toll, Toll(number=42)), (Coupon, {"number": 42}),
         (list[Order], [Order(1), Order(2)]), (Order | None, None), (dict[str, int], {"a": 1}), (int, 42), (str, "42"),
-        (None, None),
+        (None, None), (Ride | None, Ride(number=42)), (list[Parcel], [Parcel(parcelNumber=42)]),
+        (dict[str, Toll], {"a": Toll(number=42)}), (Trip, Trip(Ride(number=42))),
     ],
 )  # fmt: skip
 def test_declared_types_survive(declared: Any, value: Any) -> None:
@@ -99,7 +105,7 @@ def test_a_plain_dict_of_the_right_shape_is_read_as_the_declared_type(declared: 
     )
 
 
-@pytest.mark.parametrize("declared", [Order, Meal, Ride, Coupon, int, list[Order], dict[str, bool]])
+@pytest.mark.parametrize("declared", [Order, Meal, Ride, Coupon, int, list[Order], list[Ride], dict[str, bool]])
 @pytest.mark.parametrize("value", [{"number": "many"}, {"nummer": 42}, "42", [1], None, object()])
 def test_a_wrong_payload_fails_in_the_caller(declared: Any, value: Any) -> None:
     with pytest.raises(BadPayload) as caught:

@@ -24,6 +24,7 @@ from tests.waiting import PATIENCE, until
 from bide import Bide, NotOpen, OutcomeUnknown, SetupError, StoreError, StoreUnavailable, SystemClock, Task
 from bide.core.answers import Answer
 from bide.stores.memory import MemoryStore
+from bide.stores.redis import RedisStore
 from bide.testing.proxy import Act, FaultProxy
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -226,6 +227,22 @@ def test_threads_that_call_while_another_closes_all_get_their_answer() -> None:
     assert not any(thread.is_alive() for thread in threads)
     assert all(answered)
     assert list(app.sync.find(page=1))
+    app.sync.close()
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+def test_app_sync_gives_way_to_the_app_that_opens_the_same_store_object(
+    kind: str, redis_url: str, redis_namespace: str
+) -> None:
+    app = Bide(MemoryStore() if kind == "memory" else RedisStore(f"{redis_url}?namespace={redis_namespace}"))
+
+    async def opened(key: str) -> None:
+        async with app:
+            assert await app.get("t", key)
+
+    for key in "a", "b":
+        assert app.sync.schedule("t", key=key, delay="1h").ok
+        asyncio.run(opened(key))
     app.sync.close()
 
 

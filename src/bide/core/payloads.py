@@ -1,7 +1,8 @@
 """The conversion between a handler's data and a task's bytes: JSON, typed by the handler's declaration.
 
-msgspec handles dataclasses, structs, typed dicts and plain values. A pydantic model is recognised by its two methods
-(`model_dump_json`, `model_validate_json`), so that pydantic is not required. Bytes pass through untouched.
+msgspec handles dataclasses, structs, typed dicts and plain values. A pydantic model, alone or within these, is
+recognised by its two methods (`model_dump_json`, `model_validate_json`), so that pydantic is not required. Bytes pass
+through untouched.
 
 At the end, how many tasks travel together: what goes in bulk is cut by bytes of payloads as well as by count.
 """
@@ -29,7 +30,21 @@ AT_ONCE = 2_000
 One = TypeVar("One")
 Decode: TypeAlias = Callable[[bytes], Any]
 
-_json = msgspec.json.Encoder()
+
+def _dump_model(value: Any) -> msgspec.Raw:
+    if not hasattr(value, "model_dump_json"):
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    # in the form that `model_validate_json` reads
+    return msgspec.Raw(str.encode(value.model_dump_json(by_alias=True, round_trip=True)))
+
+
+def _load_model(declared: Any, value: object) -> Any:
+    if hasattr(declared, "model_validate_json"):
+        return declared.model_validate_json(_json.encode(value))
+    return value  # msgspec refuses it, unless it has the declared type
+
+
+_json = msgspec.json.Encoder(enc_hook=_dump_model)
 _BYTES = (bytes, bytearray, memoryview)  # made once: making a union at each call takes longer than the check
 
 
@@ -47,10 +62,7 @@ def _encode(value: object) -> bytes:
     if isinstance(value, _BYTES):
         return bytes(value)
     try:
-        if hasattr(value, "model_dump_json"):  # in the form that `model_validate_json` reads
-            encoded = str.encode(value.model_dump_json(by_alias=True, round_trip=True))
-        else:
-            encoded = _json.encode(value)
+        encoded = _json.encode(value)
         wrong = None if b"null" not in encoded else _not_finite(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadPayload("payload", value, f"bytes, or what JSON can hold ({error})") from None
@@ -59,13 +71,13 @@ def _encode(value: object) -> bytes:
     return encoded
 
 
+def _plain_model(value: Any) -> Any:
+    return value.model_dump() if hasattr(value, "model_dump") else None
+
+
 def _not_finite(value: Any) -> str | None:
     """The path of a float that an encoder turns into null; None: there is none. O(size)."""
-    if hasattr(value, "model_dump_json"):
-        plain = value.model_dump() if hasattr(value, "model_dump") else None
-    else:
-        plain = msgspec.to_builtins(value)
-    left = [(plain, "payload")]
+    left = [(msgspec.to_builtins(value, enc_hook=_plain_model), "payload")]
     while left:
         one, path = left.pop()
         if isinstance(one, dict):
@@ -84,7 +96,7 @@ def decoder_for(declared: Any) -> Decode:
     if hasattr(declared, "model_validate_json"):
         read: Decode = declared.model_validate_json
     else:
-        read = msgspec.json.Decoder(declared).decode
+        read = msgspec.json.Decoder(declared, dec_hook=_load_model).decode
 
     def decode(payload: bytes) -> Any:
         try:

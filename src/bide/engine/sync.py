@@ -258,6 +258,11 @@ class SyncClient(SyncVerbs):
         if thread is not None:
             thread.close()
 
+    async def give_way(self) -> None:
+        """Close the background store before the app opens the same one, which may be an object, in its own loop."""
+        if os.getpid() in self._threads:
+            await asyncio.to_thread(self.close)
+
     @contextmanager
     def _call(self) -> Iterator[tuple[Client, asyncio.AbstractEventLoop]]:
         """The client to call and its loop, for the duration of a call."""

@@ -127,7 +127,7 @@ class PsycopgDriver(Driver):
     def in_transaction(self) -> bool:
         return int(self.raw.info.transaction_status) != _IDLE
 
-    async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
+    async def run(self, statement: str, arguments: Sequence[Any] = (), *, prepare: bool | None = None) -> Sequence[Any]:
         if int(self.raw.pgconn.pipeline_status) != _IDLE:
             raise SetupError(
                 "a verb needs answers, which `connection.pipeline()` does not give; leave the pipeline first"
@@ -136,10 +136,10 @@ class PsycopgDriver(Driver):
         if self._translates and given:
             statement = _TAKEN.sub(r"%(p\1)s", statement.replace("%", "%%"))
             given = {f"p{number}": argument for number, argument in enumerate(given, 1)}
-        return await _fetched(self._cursor(self.raw, row_factory=self._plain), statement, given)
+        return await _fetched(self._cursor(self.raw, row_factory=self._plain), statement, given, prepare=prepare)
 
     async def command(self, *statements: str) -> None:
-        await self.run("; ".join(statements))
+        await self.run("; ".join(statements), prepare=False)  # several statements cannot be prepared
 
 
 class MysqlDriver(Driver):
@@ -322,10 +322,10 @@ async def _done(given: Any) -> Any:
     return await awaited(given) if isawaitable(given) else given
 
 
-async def _fetched(cursor: Any, statement: str, arguments: Any) -> Sequence[Any]:
+async def _fetched(cursor: Any, statement: str, arguments: Any, **how: Any) -> Sequence[Any]:
     """Run a statement by a DB-API cursor, close the cursor, and return the rows."""
     try:
-        await _done(cursor.execute(statement, arguments))
+        await _done(cursor.execute(statement, arguments, **how))
         if cursor.description is None:
             return ()
         names = tuple(column[0] for column in cursor.description)

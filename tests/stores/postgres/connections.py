@@ -97,6 +97,7 @@ KINDS: dict[str, Makes] = {
     "psycopg": by_psycopg(),
     "psycopg with dicts": by_psycopg(row_factory=dict_row),
     "psycopg that never prepares": by_psycopg(prepare_threshold=None),
+    "psycopg that always prepares": by_psycopg(prepare_threshold=0),
     "psycopg async": by_psycopg_async(),
     "SQLAlchemy Connection": by_sqlalchemy(sqlalchemys("psycopg"), session=False),
     "SQLAlchemy Session": by_sqlalchemy(sqlalchemys("psycopg"), session=True),

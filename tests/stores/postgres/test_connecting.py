@@ -121,6 +121,8 @@ def test_what_is_ours_is_taken_out_and_the_rest_is_the_drivers() -> None:
         "postgresql://h/d?prefix=1",
         "postgresql://h/d?prefix=a-b",
         "postgresql://h/d?pooler=statement",
+        "postgresql://h/d?sslmode=require&channel_binding=require",
+        "postgresql://h/d?connect_timeout=3",
     ],
 )
 def test_what_cannot_be_is_refused(url: str) -> None:

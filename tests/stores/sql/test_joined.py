@@ -226,6 +226,16 @@ async def test_a_read_only_transaction_is_refused(shop: Shop, database: Database
             await caller.verb(shop.app, "schedule", "order.close", key="1", delay="1h")
 
 
+@pytest.mark.parametrize("database", ["mysql"], indirect=True)
+async def test_a_limit_of_the_session_on_what_is_read_is_refused(shop: Shop, database: Database) -> None:
+    async with database.somebody(shop.url) as caller, shop.app:
+        await caller.execute("SET sql_select_limit = 5")
+        with pytest.raises(SetupError, match="sql_select_limit"):
+            await caller.verb(shop.app, "cancel_group", "order-1")
+        await caller.execute("SET sql_select_limit = DEFAULT")
+        assert (await caller.verb(shop.app, "schedule", "order.close", key="1", delay="1h")).ok
+
+
 # --- around a block
 
 

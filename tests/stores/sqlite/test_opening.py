@@ -19,6 +19,7 @@ import apsw
 import pytest
 from tests.waiting import PATIENCE, until
 
+from bide import Bide
 from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
 from bide.core.records import Filter, Ref
 from bide.stores.sqlite import SqliteStore, connection, database
@@ -80,6 +81,19 @@ async def test_a_path_may_be_relative_and_stays_the_same_file(path: str, monkeyp
     assert len(await listed(store, Filter())) == 1
     await store.close()
     assert os.path.exists(path)
+
+
+async def test_an_app_keeps_its_file_when_it_is_opened_again_elsewhere(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(os.path.dirname(path))
+    app = Bide("sqlite:///tasks.db")
+    async with app:
+        await app.schedule("t", key="k", delay="1h")
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    async with app:
+        assert await app.get("t", "k")
 
 
 @pytest.mark.parametrize("refused", ["", ":memory:", "file:tasks.db?mode=memory"])

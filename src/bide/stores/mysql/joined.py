@@ -165,8 +165,10 @@ class MySqlVerbs(JoinedVerbs):
 
     async def _identity(self, driver: Driver) -> tuple[str, int, str]:
         [row] = await driver.run(self._runtime.joined_queries["identity"].write(in_hexadecimal).decode("ascii"))
-        if tuple(row[3:]) != _SAMPLES:
+        if tuple(row[3:5]) != _SAMPLES:
             raise BadInput("connection", self.connection, "a connection whose converters do not change binary, bigint")
+        if row[5]:
+            raise SetupError(f"{self._runtime.where}: sql_select_limit cuts off what verbs read; set it to DEFAULT")
         return identity_of(row)
 
     def _meaning(self, error: Exception, *, adding: bool) -> Exception:

@@ -319,8 +319,9 @@ WHERE topic = :topic AND `key` = :key ORDER BY line DESC LIMIT :most
 SELECT {there}
 
 -- name: identity
--- Identifies the server, by facts that every user may read; then values that a driver must not alter.
-SELECT @@hostname, @@port, @@datadir, x'00ff', 4611686018427387904
+-- Identifies the server, by facts that every user may read; then values that a driver must not alter; and whether
+-- lists are cut off.
+SELECT @@hostname, @@port, @@datadir, x'00ff', 4611686018427387904, @@sql_select_limit < 4611686018427387904
 
 -- name: keep_transaction
 -- The last statement of a handler's transaction: it shows after a lost answer whether the commit was done.

@@ -43,6 +43,11 @@ _ACCEPTED = '"postgresql://user:password@host:5432/database", with options such 
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _PLACE = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^:\[\]\s]*)(?::(?P<port>[0-9]{1,5}))?")
 _PREFIX = re.compile(r"(?:[a-z_][a-z0-9_]{0,39})?")
+_NOT_READ = frozenset({
+    "channel_binding", "connect_timeout", "gssencmode", "keepalives", "keepalives_count", "keepalives_idle",
+    "keepalives_interval", "require_auth", "sslcompression", "tcp_user_timeout",
+})  # fmt: skip
+"""Parameters of libpq that asyncpg would send to the server as settings of the session, which it refuses."""
 
 
 class Address(Struct, frozen=True, kw_only=True):
@@ -61,9 +66,17 @@ class Address(Struct, frozen=True, kw_only=True):
 def address_of(url: str) -> Address:
     """Parse a URL. Raises BadInput, which names the error and never shows a password."""
     parts = parts_of(url, _ACCEPTED, schemes=SCHEMES)
-    given = parse_qsl(parts.query, keep_blank_values=True)
-    ours = dict(given)
-    theirs = [(name, value) for name, value in given if name not in ("schema", "prefix", "pooler")]
+    ours: dict[str, str] = {}
+    theirs: list[tuple[str, str]] = []
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name in ("schema", "prefix", "pooler"):
+            ours[name] = value
+        elif name in _NOT_READ:
+            raise BadInput(
+                "store", f"?{name}=", "options that asyncpg reads, which this one of libpq is not: leave it out"
+            )
+        else:
+            theirs.append((name, value))
     schema, prefix, pooler = ours.get("schema", SCHEMA), ours.get("prefix", ""), ours.get("pooler", "session")
     if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
         raise BadInput("schema", schema, "1 to 63 characters of a-z, 0-9 and _, the first not a digit, and not pg_...")

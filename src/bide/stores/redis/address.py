@@ -65,6 +65,8 @@ def address_of(url: str) -> Address:
         username, password = "", credentials  # redis://secret@host is common, though redis-cli reads it differently
     given = _options(parts.query)
     path = [unquote(one) for one in parts.path.split("/") if one]
+    if "db" in given and len(path) > (parts.scheme == "redis+sentinel") and parts.scheme != "unix":
+        raise BadInput("db", given["db"], "the number of a database once: in the path, or as an option")
     fields: dict[str, Any] = {
         "username": unquote(username) or None,
         "password": unquote(password) or None,
@@ -82,7 +84,7 @@ def address_of(url: str) -> Address:
         fields["db"] = _number("db", path[1], 0, 1_000_000) if len(path) == 2 else fields.get("db", 0)
         return Address(kind="sentinel", hosts=_hosts(netloc, 26_379), service=path[0], **fields)
     if parts.scheme == "redis+cluster":
-        if path and path != ["0"]:
+        if (path and path != ["0"]) or given.get("db"):
             raise BadInput("store", parts.path, "no database, since a Cluster has only one")
         return Address(kind="cluster", hosts=_hosts(netloc, 6_379), **fields)
     if len(path) > 1:

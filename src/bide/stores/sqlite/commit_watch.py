@@ -297,10 +297,10 @@ class Watcher:
             self._stopping = True
 
     def _run(self) -> None:
-        connection = connect(self._notifier.path, cache_kib=256)
-        try:
+        with self._guard:
+            connection = connect(self._notifier.path, cache_kib=256, guard=self._guard)
             connection.execute("PRAGMA query_only = ON")
-            connection.guard = self._guard
+        try:
             self._watch(connection.cursor())
         finally:
             connection.close()

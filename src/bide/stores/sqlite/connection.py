@@ -126,16 +126,21 @@ class Connection(sqlite3.Connection):
 
     path = ""
     guard: threading.Lock | None = None
-    """Held by the thread that uses the connection; None while it is being opened."""
+    """Held by the thread that uses the connection."""
 
 
 def connect(
-    path: str, *, cache_kib: int = 1024, checkpoint_pages: int = 0, factory: type[Connection] = Connection
+    path: str,
+    *,
+    cache_kib: int = 1024,
+    checkpoint_pages: int = 0,
+    guard: threading.Lock | None = None,
+    factory: type[Connection] = Connection,
 ) -> Connection:
     """A connection that begins no transaction by itself.
 
     `checkpoint_pages`: a commit that leaves this many pages in the WAL writes them back; 0: never, because a thread of
-    the open store does it.
+    the open store does it. `guard`: of the connection; the caller holds it.
     """
     with _open_files_lock:
         connection = sqlite3.connect(
@@ -146,7 +151,7 @@ def connect(
             cached_statements=256,
             factory=factory,
         )
-        connection.path = path
+        connection.path, connection.guard = path, guard
         _connections.add(connection)
     connection.execute(f"PRAGMA wal_autocheckpoint = {checkpoint_pages}")
     connection.execute(f"PRAGMA journal_size_limit = {STOP_BYTES}")
@@ -260,7 +265,7 @@ def enter(path: str, synchronous: str) -> SharedFile:
     identity = (os.getpid(), status.st_dev, status.st_ino)
     if identity[1:] in _locks_unknown:
         raise StoreUnavailable(
-            f"{path}: this process was forked while its parent was opening the file or amid a transaction on it, so "
+            f"{path}: this process was forked while its parent was amid a transaction on the file, so "
             "its locks would not hold: fork at another time, or start the process by spawn"
         )
     with _open_files_lock:
@@ -278,6 +283,7 @@ def enter(path: str, synchronous: str) -> SharedFile:
 
 _FORK_PATIENCE = 2.0
 """Seconds for which a fork waits for the end of what each thread does with its connection."""
+_forking = threading.Lock()
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 _guards: list[threading.Lock] = []
 """Held by the forking thread until the fork is done."""
@@ -286,15 +292,23 @@ _locks_unknown: set[tuple[int, int]] = set()
 
 
 def _pause_users() -> None:
-    _open_files_lock.acquire()
-    guards = {connection.guard for connection in _connections if connection.guard is not None}
-    _guards.extend(guard for guard in guards if guard.acquire(timeout=_FORK_PATIENCE))
+    _forking.acquire()
+    deadline = time.monotonic() + _FORK_PATIENCE
+    while True:
+        _open_files_lock.acquire()
+        missing = {connection.guard for connection in _connections} - {None, *_guards}
+        if not missing or time.monotonic() >= deadline:
+            return  # with the lock, so that no connection is added before the fork
+        _open_files_lock.release()
+        left = (guard for guard in missing if guard is not None)
+        _guards.extend(guard for guard in left if guard.acquire(timeout=max(0.0, deadline - time.monotonic())))
 
 
 def _let_users_go_on() -> None:
     while _guards:
         _guards.pop().release()
     _open_files_lock.release()
+    _forking.release()
 
 
 def _close_inherited() -> None:

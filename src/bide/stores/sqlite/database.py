@@ -12,6 +12,7 @@ import os
 import re
 import sqlite3
 import stat
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -92,6 +93,9 @@ class OpenFile:
         self.process = os.getpid()
         """The process that opened it: after a fork, the child must not touch its parent's connections."""
         self._closing = ExitStack()
+        self._opening = threading.Lock()
+        """The guard of each connection until the thread that owns it sets another."""
+        self._opening.acquire()
         try:
             refuse_other_libraries(path)
             if is_store:
@@ -129,9 +133,11 @@ class OpenFile:
         except Exception as error:
             self._closing.close()
             raise translate(error, path, own=is_store) from error
+        finally:
+            self._opening.release()
 
     def _connect(self, cache_kib: int, checkpoint_pages: int) -> Connection:
-        connection = connect(self.path, cache_kib=cache_kib, checkpoint_pages=checkpoint_pages)
+        connection = connect(self.path, cache_kib=cache_kib, checkpoint_pages=checkpoint_pages, guard=self._opening)
         self._closing.callback(connection.close)
         return connection
 

@@ -187,15 +187,16 @@ class TransactionThread:
             raise translate(error, self._file.path) from error
 
     def begin(self) -> LentConnection:
-        self._file.shared.lock.acquire()
+        lock = self._file.shared.lock
+        lock.acquire()
         self._locked = True
         if self.connection is None:
-            connection = connect(self._file.path, checkpoint_pages=self._file.checkpoint_pages, factory=LentConnection)
+            pages = self._file.checkpoint_pages
+            connection = connect(self._file.path, checkpoint_pages=pages, guard=lock.guard, factory=LentConnection)
             assert isinstance(connection, LentConnection)
             connection.execute("PRAGMA busy_timeout = 0")
             connection.execute(f"PRAGMA synchronous = {self._file.shared.synchronous}")
             connection.set_authorizer(connection.note)
-            connection.guard = self._file.shared.lock.guard
             self.connection = connection
         patiently(self.connection, "BEGIN IMMEDIATE")
         self.connection.execute(f"SAVEPOINT {_MARK}")
