@@ -170,6 +170,7 @@ class TransactionThread:
         self.connection: LentConnection | None = None
         self._file = file
         self._locked = False
+        self._loop_thread = threading.get_ident()
         self.closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"bide transactions on {file.path}")
 
@@ -188,7 +189,7 @@ class TransactionThread:
 
     def begin(self) -> LentConnection:
         self._file.shared.lock.acquire()
-        self._locked = True
+        self._locked, self._file.shared.lock.loop_thread = True, self._loop_thread
         if self.connection is None:
             connection = connect(self._file.path, checkpoint_pages=self._file.checkpoint_pages, factory=LentConnection)
             assert isinstance(connection, LentConnection)
@@ -218,7 +219,7 @@ class TransactionThread:
             if not usable:
                 self._drop()
             if self._locked:
-                self._locked = False
+                self._locked, self._file.shared.lock.loop_thread = False, 0
                 self._file.shared.lock.release()
 
     def _drop(self) -> None:
