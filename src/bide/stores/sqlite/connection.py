@@ -128,6 +128,10 @@ class Connection(sqlite3.Connection):
     guard: threading.Lock | None = None
     """Held by the thread that uses the connection; None while it is being opened."""
 
+    def close(self) -> None:
+        with _open_files_lock:  # a child that is forked amid a close would inherit locks without a connection to close
+            super().close()
+
 
 def connect(
     path: str, *, cache_kib: int = 1024, checkpoint_pages: int = 0, factory: type[Connection] = Connection

@@ -225,7 +225,7 @@ class TransactionThread:
     def _drop(self) -> None:
         connection, self.connection = self.connection, None
         if connection is not None:
-            sqlite3.Connection.close(connection)
+            Connection.close(connection)
 
     def close(self) -> None:
         """End the thread. Blocks; an open transaction is rolled back."""
