@@ -324,7 +324,7 @@ def _close_inherited() -> None:
 
     While one is open, SQLite counts the parent's locks on the file, which the child does not have, as the child's. It
     would then take none for its own connections, so another process could delete a WAL with acknowledged tasks of the
-    child. No closed connection is in use or in a transaction, so the close writes nothing.
+    child. Only connections that are neither in use nor in a transaction are closed, so this rolls nothing back.
 
     A thread does it, because it may block for ever: if another thread was in SQLite during the fork, even for another
     file, SQLite's mutexes stay locked in the child. A child that does not use SQLite must not wait for them.
