@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ from typing import Any
 import pytest
 from tests.servers.fixtures import Borrowed
 
+from bide.core import lifecycle
+from bide.core.records import OnConflict, Record, Ref
 from bide.ports import Store, Timer
 from bide.stores.memory import MemoryStore
 from bide.stores.mysql import MySqlStore
 from bide.stores.postgres import PostgresStore
 from bide.stores.redis import RedisStore
 from bide.stores.sqlite import SqliteStore
-from bide.testing.store_machine import play
+from bide.testing.store_machine import StoreMachine, play
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
 
 GAMES = int(os.environ.get("GAMES", "1"))
@@ -48,6 +51,34 @@ def test_memory_answers_as_it_must_over_every_timer(timer: str) -> None:
         return MemoryStore(timer=TIMERS[timer])
 
     assert play(subject, games=25 * GAMES, moves=100, exact_wakes=timer in ("none", "heap")) >= 1_600 * GAMES
+
+
+@pytest.mark.parametrize("verb", ["schedule", "change", "lease", "settle", ""])
+def test_a_new_version_with_the_token_of_the_one_before_is_found(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    class Stale:
+        def __getattr__(self, name: str) -> Any:
+            right = getattr(lifecycle, name)
+
+            def stale(*given: Any) -> Any:
+                *rest, token = given
+                return right(*rest, next((one.token for one in rest if isinstance(one, Record)), token))
+
+            return stale if name == verb else right
+
+    class Game(StoreMachine):
+        def make_subject(self) -> Store:
+            return MemoryStore()
+
+    monkeypatch.setattr("bide.stores.memory.store.lifecycle", Stale())
+    game, ref, now = Game(), Ref("a", "k"), (False, 0)
+    with pytest.raises(AssertionError, match="has to rise") if verb else nullcontext():
+        for _ in range(2):
+            game.schedule([(ref, now, None, None, OnConflict.REPLACE, b"", None)])
+        game.change([("move", ref, now, None, None)])
+        game.lease({"a": 1}, 1_000)
+        game.settle([(0, "retry", now, None, "it failed")])
+    game.wait(game.store.close())
+    game.runner.close()
 
 
 def test_sqlite_answers_as_it_must(fast_place: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -158,7 +159,8 @@ def test_a_fork_amid_the_writes_and_reads_of_other_threads(tmp_path: Path) -> No
 @forks
 @quietly
 async def test_a_child_of_an_open_transaction_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bide.stores.sqlite.connection._FORK_PATIENCE", 0.01)
+    """The fork does not wait for the end of a transaction that cannot end, as its event loop waits for the fork."""
+    monkeypatch.setattr("bide.stores.sqlite.connection._FORK_PATIENCE", 10 * PATIENCE)
     app = Bide(f"sqlite:///{tmp_path}/tasks.db")
 
     def work() -> bool:
@@ -175,6 +177,42 @@ async def test_a_child_of_an_open_transaction_is_refused(tmp_path: Path, monkeyp
         await forks.schedule(None, key="parent", delay="0s")
         await worker.until_empty()
         assert worker.stats.done == 1
+
+
+@forks
+@quietly
+def test_a_fork_amid_the_use_of_sqlite_by_others_stops_no_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's mutexes may stay locked in the child, which then can do all but use SQLite."""
+    app, over = Bide(f"sqlite:///{tmp_path}/tasks.db"), threading.Event()
+    app.sync.schedule("t", key="parent", delay="1h")
+
+    def use() -> None:
+        others = sqlite3.connect(":memory:")
+        numbers = "WITH RECURSIVE x (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM x WHERE n < 5000)"
+        while not over.is_set():
+            others.execute(f"{numbers} SELECT count(DISTINCT hex(randomblob(20)) || n) FROM x").fetchone()
+        others.close()
+
+    threads = [threading.Thread(target=use) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert [in_a_child(lambda: True) for _ in range(4)] == [True] * 4
+    over.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+
+    def refused() -> bool:
+        with pytest.raises(StoreUnavailable, match="was in SQLite"):
+            app.sync.schedule("t", key="child", delay="1h")
+        return True
+
+    monkeypatch.setattr("bide.stores.sqlite.connection._close_all", threading.Event().wait)  # as if it hung
+    monkeypatch.setattr("bide.stores.sqlite.connection.PATIENCE", 0.01)
+    assert in_a_child(refused)
+    assert in_a_child(lambda: in_a_child(refused))
+    app.sync.close()
 
 
 def in_no_loop(work: Callable[[], bool]) -> bool:

@@ -147,11 +147,12 @@ class StoreMachine(RuleBasedStateMachine):
         """Check the answers, and make the same of the model."""
         for asked, answer in zip(batch, answers, strict=True):
             ref = Ref(asked.topic, asked.key)
+            old = self.records.get(ref)
             token = 0 if answer.record is None else answer.record.token
-            expected, after = effect(asked, self.records.get(ref), self.now, token)
+            expected, after = effect(asked, old, self.now, token)
             assert answer == expected, asked
-            if answer.record is not None:
-                self.seen(answer.record)
+            if answer.record is not None and effect(asked, old, self.now, -1)[0] != answer:
+                self.is_new(answer.record)
             self.keep_record(ref, after)
 
     # workers
@@ -175,7 +176,7 @@ class StoreMachine(RuleBasedStateMachine):
         for record in leased.tasks:
             assert record == lifecycle.lease(self.records[record.ref], self.now, until, holder, record.token)
             self.records[record.ref] = record
-            self.seen(record)
+            self.is_new(record)
             self.leases.append(Lease(*record.ref, record.token))
         self.leases = self.leases[-8:]
         self.right_wake(leased, {topic for topic, want in fair.items() if want <= 0 or len(due[topic]) < want})
@@ -224,6 +225,8 @@ class StoreMachine(RuleBasedStateMachine):
             now_is = now_are[ref]
             expected, after = effect(one, self.records.get(ref), self.now, 0 if now_is is None else now_is.token)
             assert ok is expected, one
+            if ok and after is not None:
+                self.is_new(after)
             self.keep_record(ref, after)
         self.are_as_they_must_be(now_are)
 
@@ -306,12 +309,11 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             self.records[ref] = record
 
-    def seen(self, record: Record) -> None:
+    def is_new(self, version: Record) -> None:
         """Check that the token of a new version is higher than each before it."""
-        tokens = self.tokens.setdefault(record.ref, [])
-        if not tokens or record.token != tokens[-1]:
-            assert not tokens or record.token > tokens[-1], f"the token of {record.ref} has to rise"
-            tokens.append(record.token)
+        tokens = self.tokens.setdefault(version.ref, [])
+        assert not tokens or version.token > tokens[-1], f"the token of {version.ref} has to rise"
+        tokens.append(version.token)
 
     def all_are_as_they_must_be(self) -> None:
         self.are_as_they_must_be(dict(zip(REFS, self.wait(self.store.get(REFS)), strict=True)))
@@ -319,8 +321,6 @@ class StoreMachine(RuleBasedStateMachine):
     def are_as_they_must_be(self, now_are: Mapping[Ref, Record | None]) -> None:
         for ref, now_is in now_are.items():
             assert now_is == self.records.get(ref)
-            if now_is is not None:
-                self.seen(now_is)
 
 
 def fair_want(due: Sequence[Record], want: int, exact: bool) -> int:

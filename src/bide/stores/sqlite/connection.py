@@ -128,6 +128,10 @@ class Connection(sqlite3.Connection):
     guard: threading.Lock | None = None
     """Held by the thread that uses the connection."""
 
+    def close(self) -> None:
+        with _open_files_lock:  # a child that is forked amid a close would inherit locks without a connection to close
+            super().close()
+
 
 def connect(
     path: str,
@@ -142,6 +146,13 @@ def connect(
     `checkpoint_pages`: a commit that leaves this many pages in the WAL writes them back; 0: never, because a thread of
     the open store does it. `guard`: of the connection; the caller holds it.
     """
+    if _closing is not None:
+        _closing.join(PATIENCE)
+        if _inherited:
+            raise StoreUnavailable(
+                f"{path}: this process was forked while another thread of its parent was in SQLite, which cannot be "
+                "used here: fork at another time, or start the process by spawn"
+            )
     with _open_files_lock:
         connection = sqlite3.connect(
             path,
@@ -207,6 +218,8 @@ class WriteLock(Struct, eq=False):
     path: str
     restarts: int = 0
     """How often it was held for a restart of the WAL, which takes some 10 ms."""
+    loop_thread: int = 0
+    """The thread whose event loop must run before it is released, while a transaction of that loop holds it."""
     _line: threading.Lock = field(default_factory=threading.Lock)
     guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -282,21 +295,30 @@ def enter(path: str, synchronous: str) -> SharedFile:
 # --- forks
 
 _FORK_PATIENCE = 2.0
-"""Seconds for which a fork waits for the end of what each thread does with its connection."""
+"""Seconds for which a fork waits for the end of what other threads do with their connections."""
+_CLOSE_PATIENCE = 0.2
+"""Seconds for which a forked child waits for the close of what it inherited, which takes a few milliseconds."""
 _forking = threading.Lock()
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 _guards: list[threading.Lock] = []
 """Held by the forking thread until the fork is done."""
 _locks_unknown: set[tuple[int, int]] = set()
 """Device and inode of each file on which this process inherited a connection that could not be closed."""
+_inherited: list[Connection] = []
+"""The connections of the parent that are still to be closed."""
+_closing: threading.Thread | None = None
+"""The thread that closes them."""
 
 
 def _pause_users() -> None:
     _forking.acquire()
     deadline = time.monotonic() + _FORK_PATIENCE
+    here = threading.get_ident()
     while True:
         _open_files_lock.acquire()
-        missing = {connection.guard for connection in _connections} - {None, *_guards}
+        # a transaction on the event loop of this thread cannot end meanwhile
+        unending = {file.lock.guard for file in _open_files.values() if file.lock.loop_thread == here}
+        missing = {connection.guard for connection in _connections} - unending - {None, *_guards}
         if not missing or time.monotonic() >= deadline:
             return  # with the lock, so that no connection is added before the fork
         _open_files_lock.release()
@@ -316,17 +338,31 @@ def _close_inherited() -> None:
 
     While one is open, SQLite counts the parent's locks on the file, which the child does not have, as the child's. It
     would then take none for its own connections, so another process could delete a WAL with acknowledged tasks of the
-    child. No connection is in use or in a transaction here, so the close writes nothing.
+    child. Only connections that are neither in use nor in a transaction are closed, so this rolls nothing back.
+
+    A thread does it, because it may block for ever: if another thread was in SQLite during the fork, even for another
+    file, SQLite's mutexes stay locked in the child. A child that does not use SQLite must not wait for them.
     """
+    global _closing
     for connection in _connections:
         with suppress(sqlite3.ProgrammingError, OSError):  # it is closed already, or the file is gone
             if connection.guard in _guards and not connection.in_transaction:
-                sqlite3.Connection.close(connection)
+                _inherited.append(connection)
             else:
                 status = os.stat(connection.path)
                 _locks_unknown.add((status.st_dev, status.st_ino))
     _connections.clear()
     _let_users_go_on()
+    if _inherited:
+        _closing = threading.Thread(target=_close_all, name="bide closes what was inherited", daemon=True)
+        _closing.start()
+        _closing.join(_CLOSE_PATIENCE)
+
+
+def _close_all() -> None:
+    while _inherited:
+        sqlite3.Connection.close(_inherited[-1])
+        _inherited.pop()
 
 
 if hasattr(os, "register_at_fork"):

@@ -170,6 +170,7 @@ class TransactionThread:
         self.connection: LentConnection | None = None
         self._file = file
         self._locked = False
+        self._loop_thread = threading.get_ident()
         self.closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"bide transactions on {file.path}")
 
@@ -189,7 +190,7 @@ class TransactionThread:
     def begin(self) -> LentConnection:
         lock = self._file.shared.lock
         lock.acquire()
-        self._locked = True
+        self._locked, lock.loop_thread = True, self._loop_thread
         if self.connection is None:
             pages = self._file.checkpoint_pages
             connection = connect(self._file.path, checkpoint_pages=pages, guard=lock.guard, factory=LentConnection)
@@ -219,13 +220,13 @@ class TransactionThread:
             if not usable:
                 self._drop()
             if self._locked:
-                self._locked = False
+                self._locked, self._file.shared.lock.loop_thread = False, 0
                 self._file.shared.lock.release()
 
     def _drop(self) -> None:
         connection, self.connection = self.connection, None
         if connection is not None:
-            sqlite3.Connection.close(connection)
+            Connection.close(connection)
 
     def close(self) -> None:
         """End the thread. Blocks; an open transaction is rolled back."""
