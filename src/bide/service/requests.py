@@ -481,7 +481,7 @@ class BoundedHeads(HttpToolsProtocol):
             self._too_large = True
             raise ValueError("too large")  # the parser turns this into a bad request
         super().on_headers_complete()
-        if self.url.endswith(b"?"):  # an empty query, which the parser cannot tell from none
+        if self.url.find(b"?") == len(self.url) - 1:  # an empty query, which the parser cannot tell from none
             self.scope["query_string"] = b"?"
         self._size = 0
 
