@@ -8,6 +8,7 @@ At the end, how many tasks travel together: what goes in bulk is cut by bytes of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import isfinite
@@ -30,6 +31,9 @@ One = TypeVar("One")
 Decode: TypeAlias = Callable[[bytes], Any]
 
 _json = msgspec.json.Encoder()
+_msgpack = msgspec.msgpack.Encoder()
+_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+"""NaN and infinity in MessagePack, and rarely other bytes."""
 _BYTES = (bytes, bytearray, memoryview)  # made once: making a union at each call takes longer than the check
 
 
@@ -61,7 +65,16 @@ def _encode(value: object) -> bytes:
 
 def _not_finite(value: Any) -> str | None:
     """The path of a float that an encoder turns into null; None: there is none. O(size)."""
-    left = [(value.model_dump() if hasattr(value, "model_dump") else msgspec.to_builtins(value), "payload")]
+    if hasattr(value, "model_dump"):
+        if getattr(value, "model_config", {}).get("ser_json_inf_nan", "null") != "null":
+            return None
+        built = value.model_dump()
+    else:
+        with suppress(OverflowError):  # MessagePack has no integer of more than 64 bits
+            if not _NOT_FINITE.search(_msgpack.encode(value)):
+                return None
+        built = msgspec.to_builtins(value, enc_hook=lambda raw: None)  # it refuses `msgspec.Raw` alone
+    left = [(built, "payload")]
     while left:
         one, path = left.pop()
         if isinstance(one, dict):
