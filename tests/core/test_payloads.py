@@ -171,6 +171,14 @@ def test_a_number_that_json_cannot_hold_is_named(make: Any, number: float) -> No
         encode_payload(make(number))
 
 
+def test_a_null_beside_what_json_can_hold_is_accepted() -> None:
+    """No number is refused for bytes that look like NaN, or beside a value of which MessagePack knows nothing."""
+    payload = {"a": None, "huge": 2**70, "raw": msgspec.Raw(b"[1]"), "b": b"\xcb\x7f\xff"}
+    assert decode_json(encode_payload(payload)) == {"a": None, "huge": 2**70, "raw": [1], "b": "y3//"}
+    with pytest.raises(BadPayload, match=r"payload\.huge"):
+        encode_payload({"huge": [2**70, math.nan]})
+
+
 def test_the_limit_is_in_bytes_and_exact() -> None:
     assert len(encode_payload(b"x" * PAYLOAD_LIMIT)) == PAYLOAD_LIMIT
     with pytest.raises(BadPayload, match=f"{PAYLOAD_LIMIT + 1} bytes"):

@@ -453,6 +453,19 @@ def test_keys_are_spread_over_the_jitter() -> None:
     assert len(set(late)) > 900
 
 
+def test_the_instant_before_is_found_in_few_steps_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = RRule("FREQ=SECONDLY;BYDAY=TH", start="2026-01-01T00:00Z", jitter="1d")
+    steps, step = list[Millis](), RRuleRule.step
+
+    def counted(rule: RRuleRule, after: Millis) -> Millis | None:
+        steps.append(after)
+        return step(rule, after)
+
+    monkeypatch.setattr(RRuleRule, "step", counted)
+    assert rule.coming(ms("2027-06-04T12:00"), "42") == ms("2027-06-03T23:59:59")
+    assert len(steps) < 100
+
+
 @pytest.mark.parametrize("rule", KINDS, ids=lambda rule: rule.words)
 def test_a_rule_is_the_same_after_a_trip(rule: Rule) -> None:
     decoder: msgspec.msgpack.Decoder[Rule] = msgspec.msgpack.Decoder(Rule)

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from tests.engine.test_loops_and_forks import forks, in_a_child, quietly
 from tests.waiting import PATIENCE
 
-from bide import BadInput, BadPayload, Bide, Handler, NotOpen, Result, SetupError, Task
+from bide import BadInput, BadPayload, Bide, Handler, NotOpen, Result, SetupError, StoreError, Task
 
 
 class Shop:
@@ -55,6 +55,18 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     yield shop
     shop.own.close()
     shop.app.sync.close()
+
+
+def test_no_verb_is_done_if_its_event_undoes_the_transaction(shop: Shop) -> None:
+    """As SQLite may if the disk is full, or MySQL after a deadlock; then the caller's commit commits nothing."""
+    shop.own.execute(
+        "CREATE TRIGGER full BEFORE INSERT ON bide_event WHEN new.key = '1' "
+        "BEGIN SELECT RAISE(ROLLBACK, 'the disk is full'); END"
+    )
+    shop.own.commit()
+    with pytest.raises(StoreError):
+        shop.app.sync.using(shop.own).schedule("other", key="1", delay="1h")
+    assert not shop.own.in_transaction
 
 
 def test_each_verb_by_itself(shop: Shop) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,11 +17,13 @@ from bide import BadInput, Bide, Dead, OutcomeUnknown, Ref, StoreFull, StoreUnav
 from bide.core.events import Event
 from bide.core.instants import In, Millis
 from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
-from bide.core.records import Filter, Move, NewTask, Record, State
+from bide.core.records import Change, Filter, Move, NewTask, Record, State
 from bide.engine.session import acting_as
 from bide.engine.settings_store import SettingsStore
-from bide.insight.bulk import PAGE, BulkRequest, BulkScope, BulkVerb, Version, preview
+from bide.insight.bulk import PAGE, BulkRequest, BulkScope, BulkVerb, Version, change_one, preview
 from bide.insight.bulk_run import AT_ONCE, MOST_MISSED, MOST_NOTED, BulkRunner, BulkState, Progress, untouched_by
+from bide.ports import Pending, StoreFacade
+from bide.stores.memory import MemoryStore
 
 HOUR: Millis = 3_600_000
 EVERY_STORE = stores("memory", "sqlite", "redis")
@@ -262,6 +264,26 @@ async def test_every_instance_shows_it_and_it_is_listed(store_url: str) -> None:
         along = BulkRequest(verb=BulkVerb.SHIFT, by=5 * HOUR, where=Filter(topic="u"), deadlines=True)
         assert (await carried_out(here, along)).counts == {"moved": 10}
         assert await here.get(new_id()) is None
+
+
+class Locking(StoreFacade):
+    """The change of a locked task, whose answer is lost."""
+
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> Any:
+        pending = Pending[Any]()
+        pending.set_exception(OutcomeUnknown("lost"))
+        return [pending]
+
+
+@pytest.mark.parametrize("verb", BulkVerb)
+async def test_of_one_whose_answer_was_lost_nobody_says_that_nothing_was_done(verb: BulkVerb) -> None:
+    async with Bide(Locking(MemoryStore())) as app:
+        record = (await app.schedule("t", key="1", delay="1h")).record
+        assert record is not None
+        more: dict[str, Any] = {BulkVerb.MOVE: {"at": record.due_at + HOUR}, BulkVerb.SHIFT: {"by": HOUR}}.get(verb, {})
+        bulk = BulkRequest(verb=verb, chosen=(Version(record.ref, record.token),), **more)
+        with pytest.raises(OutcomeUnknown):
+            await change_one(app, bulk)
 
 
 # --- time, faults and ends, in virtual time

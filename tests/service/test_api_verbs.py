@@ -464,7 +464,8 @@ def test_a_question_mark_that_is_not_encoded_reaches_no_other_task(plain: Api, t
     assert plain("GET", f"/v1/topics/{topic}/recurring/order?{query}").status == 422
     assert plain.get(topic, "order") == task
     assert plain("GET", "/v1/tasks?").status == 200, "where a query may be, it may be empty"
-    assert plain("GET", "/v1/tasks?topic=what?").json["tasks"] == [], "and may end like one"
+    found = plain("GET", f"/v1/tasks?topic={topic}?")
+    assert (found.status, found.json["tasks"]) == (200, []), "a question mark may end a value"
 
 
 # --- paths and methods

@@ -9,6 +9,7 @@ At the end, how many tasks travel together: what goes in bulk is cut by bytes of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import isfinite
@@ -44,7 +45,17 @@ def _load_model(declared: Any, value: object) -> Any:
     return value  # msgspec refuses it, unless it has the declared type
 
 
+def _plain_model(value: Any) -> Any:
+    """The fields of a model that writes NaN as null; None for other models, and for `msgspec.Raw`."""
+    if getattr(value, "model_config", {}).get("ser_json_inf_nan", "null") != "null":
+        return None
+    return value.model_dump() if hasattr(value, "model_dump") else None
+
+
 _json = msgspec.json.Encoder(enc_hook=_dump_model)
+_msgpack = msgspec.msgpack.Encoder(enc_hook=_plain_model)
+_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+"""NaN and infinity in MessagePack, and rarely other bytes."""
 _BYTES = (bytes, bytearray, memoryview)  # made once: making a union at each call takes longer than the check
 
 
@@ -71,12 +82,11 @@ def _encode(value: object) -> bytes:
     return encoded
 
 
-def _plain_model(value: Any) -> Any:
-    return value.model_dump() if hasattr(value, "model_dump") else None
-
-
 def _not_finite(value: Any) -> str | None:
     """The path of a float that an encoder turns into null; None: there is none. O(size)."""
+    with suppress(OverflowError):  # MessagePack has no integer of more than 64 bits
+        if not _NOT_FINITE.search(_msgpack.encode(value)):
+            return None
     left = [(msgspec.to_builtins(value, enc_hook=_plain_model), "payload")]
     while left:
         one, path = left.pop()

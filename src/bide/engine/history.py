@@ -30,7 +30,7 @@ from bide.core.names import SHOWN_TOPIC
 from bide.core.records import OutcomeKind, Topic
 from bide.engine.background import begin, run_to_end
 from bide.engine.settings_store import SettingsStore
-from bide.ports import Clock, Joined, KeepsEvents, Store
+from bide.ports import Clock, KeepsEvents, Store
 from bide.ports.remote import UNREADABLE
 
 _log = logging.getLogger("bide.history")
@@ -315,15 +315,11 @@ class Recorder:
                 return
             batch = list(self._events)
             self._events.clear()
-            await self.write(log, batch)
-
-    async def write(self, log: KeepsEvents | Joined, events: Sequence[Event]) -> None:
-        """Write `events` now, to the store's log or in a joined transaction."""
-        try:
-            await log.record(events)
-        except StoreError as error:
-            self.dropped += len(events)
-            _recorder_log.warning("%d events were not recorded: %s", len(events), error)
+            try:
+                await log.record(batch)
+            except StoreError as error:
+                self.dropped += len(batch)
+                _recorder_log.warning("%d events were not recorded: %s", len(batch), error)
 
     async def close(self) -> None:
         await self._writer.close()

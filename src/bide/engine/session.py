@@ -334,7 +334,7 @@ class Session:
             if joined is None:
                 self.note(verb, answers, bulk=bulk)
             elif events := self._events(verb, answers, bulk=bulk):
-                await self.recorder.write(joined, events)
+                await joined.record(events)  # an error may mean that the whole transaction is gone
 
         return await noted() if current_caller() is None or self.joined() else await run_to_end(noted())
 

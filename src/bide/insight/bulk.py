@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bide.core.answers import Answer
-from bide.core.errors import BadInput
+from bide.core.errors import BadInput, PartlyFailed, StoreError
 from bide.core.instants import LAST_INSTANT, At, Millis, as_datetime
 from bide.core.records import Change, Count, Filter, Move, Record, Ref, Result, State, Token, Topic, summed
 from bide.engine.client import Client
@@ -153,14 +153,22 @@ def wake_after(bulk: BulkRequest, record: Record, now: Millis) -> Millis | None:
 
 
 async def change_one(client: Client, bulk: BulkRequest) -> Answer:
-    """Change the single chosen task. Returns its answer."""
+    """Change the single chosen task by the verb for one task. Returns its answer, or raises its error."""
     [(ref, token)] = bulk.chosen
-    if bulk.at is not None:  # by the client's verb, which checks `max_past`
+    if bulk.at is not None:
         return await client.reschedule(*ref, at=as_datetime(bulk.at), if_token=token)
-    task = await client.get(*ref)
+    if bulk.by is None:
+        verbs = {BulkVerb.CANCEL: client.cancel, BulkVerb.FIRE: client.fire_now, BulkVerb.REDRIVE: client.redrive}
+        return await verbs[bulk.verb](*ref, if_token=token)
+    task = await client.get(*ref)  # its new time depends on the old one
     if task is None:
         return Answer(Result.NOT_FOUND)
-    [answer] = await client.change_many([change_of(bulk, task.record, token, client)])
+    try:
+        [answer] = await client.change_many([change_of(bulk, task.record, token, client)])
+    except PartlyFailed as partly:  # which would mean that nothing was done
+        [lost] = partly.answers
+        assert isinstance(lost, StoreError)
+        raise lost from None
     return answer
 
 

@@ -481,8 +481,8 @@ class BoundedHeads(HttpToolsProtocol):
             self._too_large = True
             raise ValueError("too large")  # the parser turns this into a bad request
         super().on_headers_complete()
-        if self.url.endswith(b"?"):  # an empty query, which the parser does not tell from none
-            self.scope["query_string"] = self.scope["query_string"] or b"?"
+        if self.url.find(b"?") == len(self.url) - 1:  # an empty query, which the parser cannot tell from none
+            self.scope["query_string"] = b"?"
         self._size = 0
 
     def on_body(self, body: bytes) -> None:

@@ -20,7 +20,6 @@ from msgspec import Struct
 
 from bide.core.instants import LAST_INSTANT, Millis, instant_text
 from bide.core.recurrence.rules import Rule
-from bide.core.recurrence.rules import last_instants as last_instants
 
 
 class CatchUp(StrEnum):
@@ -158,6 +157,19 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         target = rule.coming(now, key)
         dropped = len(rule.upto(later, LAST_INSTANT if target is None else target - 1, _COUNTED))
         return Step(None if target is None else rule.fires_at(target, key), dropped, "overlap")
+
+
+def last_instants(rule: Rule, first: Millis, last: Millis, most: int) -> list[Millis]:
+    """The last `most` instants of `rule` in [first, last]. O(most) steps, however far `first` lies back."""
+    length = 1_000
+    while True:
+        start = max(first, last - length)
+        found = rule.upto(start, last, 4 * most + 64)
+        while found and (more := rule.upto(found[-1] + 1, last, 4 * most + 64)):
+            found = found[-most:] + more
+        if len(found) >= most or start == first:
+            return found[-most:]
+        length *= 4
 
 
 @lru_cache(maxsize=16)

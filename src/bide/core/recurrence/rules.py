@@ -101,8 +101,16 @@ class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=F
         return self.after(now) if found is None or self.fires_at(found, key) <= now else found
 
     def _nominal_before(self, at: Millis) -> Millis | None:
-        """The last nominal instant up to `at`, and within the jitter before it."""
-        return next(iter(last_instants(self, at - self.jitter + 1, at, 1)), None) if self.jitter else None
+        """The last nominal instant up to `at`, and within the jitter before it. O(log jitter) steps."""
+        low, high, found = at - self.jitter, at, None
+        while low < high:
+            middle = (low + high) // 2
+            following = _next(self, middle)
+            if following is not None and following <= at:
+                low = found = following
+            else:
+                high = middle
+        return found
 
     def upto(self, first: Millis, last: Millis, most: int) -> list[Millis]:
         """The nominal instants from `first` to `last`, both included: at most the first `most` of them."""
@@ -365,19 +373,6 @@ def _nth(rule: _Recurrence, number: int, field: str) -> Millis | None:
             return None
         at = found
     return at
-
-
-def last_instants(rule: _Recurrence, first: Millis, last: Millis, most: int) -> list[Millis]:
-    """The last `most` instants of `rule` in [first, last]. O(most) steps, however far `first` lies back."""
-    length = 1_000
-    while True:
-        start = max(first, last - length)
-        found = rule.upto(start, last, 4 * most + 64)
-        while found and (more := rule.upto(found[-1] + 1, last, 4 * most + 64)):
-            found = found[-most:] + more
-        if len(found) >= most or start == first:
-            return found[-most:]
-        length *= 4
 
 
 def _local(at: Millis, zone: str) -> Millis:
