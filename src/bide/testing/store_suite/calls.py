@@ -131,8 +131,12 @@ class EveryCell(SuiteBase):
     @pytest.mark.parametrize("state", [lifecycle.ABSENT, *State], ids=str)
     async def test_every_call_in_every_state(self, store: Store, state: State | None, asked: Call) -> None:
         old = await lived(store, state)
-        await self.shown(store, old)
         await self._does(store, meant(asked, "t", old), old)
+
+    @pytest.mark.parametrize("state", [lifecycle.ABSENT, *State], ids=str)
+    async def test_every_query_finds_a_task_in_every_state(self, store: Store, state: State | None) -> None:
+        """Before any of these calls, with a failure and a lost lease behind it."""
+        await self.shown(store, await lived(store, state))
 
     @pytest.mark.parametrize("asked", [*SCHEDULES.values(), *CHANGES.values()], ids=[*SCHEDULES, *CHANGES])
     @pytest.mark.parametrize(
