@@ -25,12 +25,15 @@ from collections.abc import Sequence
 from typing import Any
 
 
+def pickled(error: Exception) -> tuple[Any, ...]:
+    """A `__reduce__` that unpickles it without a call of `__init__`, which may take other arguments than `args`."""
+    return Exception.__new__, (type(error), *error.args), error.__dict__
+
+
 class BideError(Exception):
     """The base class of all errors that bide raises on purpose."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickle it without a call of `__init__`, which may take other arguments than `args`."""
-        return Exception.__new__, (type(self), *self.args), self.__dict__
+    __reduce__ = pickled
 
 
 class BadInput(BideError, ValueError):

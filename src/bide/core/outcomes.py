@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from bide.core.errors import BadInput
+from bide.core.errors import BadInput, pickled
 from bide.core.instants import Due, Length, When, due_later
 from bide.core.names import error_text, text_of
 
@@ -13,9 +13,7 @@ class Outcome(Exception):
     """The base class of the four outcomes. It is an exception so that a handler can raise it from any depth. A
     wall-clock time without a date, such as "08:00 Asia/Tokyo", is read as of the settlement, by the worker's clock."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickle it without a call of `__init__`, which takes other arguments than `args`."""
-        return Exception.__new__, (type(self), *self.args), self.__dict__
+    __reduce__ = pickled
 
 
 class Done(Outcome):
