@@ -108,7 +108,9 @@ def test_the_documentation_has_the_table(root: Path) -> None:
 
 
 def test_help_has_the_table(line: CommandLine) -> None:
-    words = " ".join(line.run("--help").stdout.split())
+    text = line.run("--help").stdout
+    assert line.run().stdout == text, "the same without any argument"
+    words = " ".join(text.split())
     for code in Exit:
         assert f"{code.value} {code.meaning}" in words
 

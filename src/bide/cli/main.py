@@ -73,6 +73,9 @@ class Commands(NamedCommands):
     _output: Output | None = None
     """The standard output, if this is the program of its process and not a test inside another one."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args or ["--help"])
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_WHERE, *added()]
 
