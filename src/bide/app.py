@@ -13,7 +13,7 @@ import msgspec
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BadPayload, DuplicateHandler, SetupError
 from bide.core.instants import At, Length, Millis, When, duration
-from bide.core.names import check_name, check_topic
+from bide.core.names import check_name, check_topic, check_topics
 from bide.core.outcomes import Outcome
 from bide.core.records import NewTask, Topic
 from bide.core.recurrence.rules import Cron, Every, Rule
@@ -368,7 +368,7 @@ class Bide(Client):
         """
         if name is not None:
             check_name("name", name)
-        for topic in topics or ():
+        for topic in () if topics is None else check_topics(topics):
             if topic not in self.routes:
                 known = ", ".join(sorted(self.routes)) or "none"
                 raise BadInput("topics", topic, f"topics that have a handler: {known}")

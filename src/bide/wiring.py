@@ -59,9 +59,7 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
     if parts.scheme == "sqlite":
         from bide.stores.sqlite import SqliteStore
 
-        path = os.path.abspath(
-            _path_of(url, "store")
-        )  # now: the working directory may change before it is opened again
+        path = os.path.abspath(_path_of(url, "store"))  # now: the working directory may change later
         return partial(SqliteStore, path, synchronous=settings.sqlite_synchronous)
     if parts.scheme in (*_REDIS, *_POSTGRES, *_MYSQL, *_HTTP):
         make = partial(_server_store(parts.scheme, settings), url)
@@ -225,6 +223,6 @@ def check_there(url: str) -> None:
 def _path_of(url: str, field: str) -> str:
     parts = urlsplit(url)
     path = unquote(parts.path.removeprefix("/"))  # `sqlite:///a/b.db` is relative, `sqlite:////a/b.db` absolute
-    if parts.netloc or not path or parts.query or parts.fragment:
+    if parts.netloc or path in ("", ":memory:") or parts.query or parts.fragment:
         raise BadInput(field, without_secrets(url), _ACCEPTED)
     return path

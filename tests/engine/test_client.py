@@ -85,6 +85,8 @@ async def test_bad_input_names_the_field_and_nothing_is_done(field: str, wrong: 
         ("tasks", lambda app: app.schedule_new(None)), ("tasks", lambda app: app.schedule_many([5])),
         ("tasks", lambda app: app.recurring.add_many([app.new("t", delay="1h")])),
         ("moves", lambda app: app.reschedule_many([("t", "k", "1h")])), ("refs", lambda app: app.get_many([5])),
+        ("refs", lambda app: app.cancel_many(["tk"])), ("topics", lambda app: app.tally(topics="t")),
+        ("edges", lambda app: app.tally(["1h", "0s"])),
         ("on_conflict", lambda app: app.schedule("t", delay="1h", on_conflict=[])),
         ("who", lambda app: app.pause("t", who=5)), ("who", lambda app: app.resume("t", who="x" * 201)),
     ],
@@ -158,8 +160,11 @@ async def test_a_handler_is_declared_once_and_rightly() -> None:
     assert list(app.routes) == ["t"]
     with pytest.raises(BadInput, match="topics"):
         app.worker(topics=["unknown"])
-    with pytest.raises(BadInput, match="store URL"):
-        Bide("")
+    with pytest.raises(BadInput, match="topics: 't' is not accepted; give a list of topics"):
+        app.worker(topics="t")
+    for url in ("", "sqlite:///:memory:"):
+        with pytest.raises(BadInput, match="store URL"):
+            Bide(url)
 
 
 async def test_an_app_that_is_not_open_says_so() -> None:
@@ -233,6 +238,7 @@ async def test_a_number_that_is_none_is_refused_before_anything_is_sent(wrong: A
             lambda: app.redrive("t", "k", if_token=wrong),
             lambda: app.events(limit=wrong),
             lambda: anext(app.find(page=wrong)),
+            lambda: app.tally(upto=wrong),
         ):
             with refused:
                 await verb()

@@ -22,17 +22,16 @@ class Answer(Struct, frozen=True, gc=False):
     """The answer for one task.
 
     A lost race is an answer too: check `result` (a `Result`, equal to its text) or `ok`. It has no truth value.
+    `was` is the previous `wake_at` of a moved or replaced task, in milliseconds since the epoch.
     """
 
     result: Result
     record: Record | None = None
-    """The current task; None if there is none (`not_found`)."""
     was: Millis | None = None
-    """For `moved`, and for a schedule that replaced a task: the previous `wake_at`."""
 
     @property
     def task(self) -> Task[Any] | None:
-        """The current task, in the public form."""
+        """The current task; None if there is none (`not_found`)."""
         return None if self.record is None else Task(self.record)
 
     @property

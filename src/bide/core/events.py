@@ -15,16 +15,23 @@ from bide.core.records import Record
 
 
 class EventKind(StrEnum):
+    """A failed delivery, a death, a lost lease, occurrences of a recurring task that did not run, a caller's change."""
+
     RETRY = "retry"
     DEAD = "dead"
     LOSS = "loss"
     DROPPED = "dropped"
-    """Occurrences of a recurring task did not run."""
     CHANGE = "change"
 
 
 class Event(Struct, frozen=True, kw_only=True, gc=False):
-    """One line of the log."""
+    """One line of the log. Its times are milliseconds since the epoch.
+
+    - `who`: the person, API caller or worker.
+    - `what`: the verb and its answer, or the error.
+    - `was`: for a change the previous `wake_at`, for a delivery when it began.
+    - `wake_at`: that of the task after the event, if any.
+    """
 
     at: Millis
     topic: str
@@ -33,13 +40,9 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     kind: EventKind
     attempt: int = 0
     who: str | None = None
-    """The person, API caller or worker."""
     what: str = ""
-    """The verb and its answer, or the error."""
     was: Millis | None = None
-    """For a change: the previous wake_at. For a delivery: when it began."""
     wake_at: Millis | None = None
-    """The wake_at after the event, if any."""
 
 
 def event_of(

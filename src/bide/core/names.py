@@ -9,6 +9,7 @@ import functools
 import os
 import re
 import time
+from collections.abc import Collection
 
 from bide.core.errors import BadInput
 
@@ -45,6 +46,15 @@ def check_name(field: str, value: object) -> str:
 def check_topic(value: object, field: str = "topic") -> str:
     """Return `value` if it can be a caller's topic. Raises BadInput."""
     return _checked_topic(value, field) if type(value) is str else _checked_topic(check_name(field, value), field)
+
+
+def check_topics(value: Collection[str]) -> Collection[str]:
+    """Return `value` if it is a collection of callers' topics. A text is not, although it is one of letters."""
+    if isinstance(value, str):
+        raise BadInput("topics", value, "a list of topics")
+    for topic in value:
+        check_topic(topic, "topics")
+    return value
 
 
 @functools.lru_cache(maxsize=1024)

@@ -36,7 +36,7 @@ class State(StrEnum):
 
 
 class Ref(NamedTuple):
-    """The caller's name for a task."""
+    """The caller's name for a task: a pair of topic and key."""
 
     topic: Topic
     key: str
@@ -53,7 +53,7 @@ class OnConflict(StrEnum):
 
 
 class NewTask(Struct, frozen=True, gc=False):
-    """A new task, as passed to `add`."""
+    """A new task, checked and encoded, as `app.new` makes it for `app.schedule_many`."""
 
     topic: Topic
     key: str
@@ -310,7 +310,7 @@ class Tally(Struct, frozen=True):
 
 
 class Pause(Struct, frozen=True, kw_only=True):
-    """The start of a topic's pause, and who paused it."""
+    """The start of a topic's pause, in milliseconds since the epoch, and who paused it."""
 
     topic: Topic
     since: Millis

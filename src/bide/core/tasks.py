@@ -20,7 +20,10 @@ _ONLY_RUNNING = "only the task that a running handler was given can do this"
 
 
 class Task(Generic[P]):
-    """A task as it was when it was read. Read-only; `payload` is decoded on first use."""
+    """A task as it was when it was read. Read-only; `payload` is decoded on first use.
+
+    `record` is the same as the store has it, with times in milliseconds since the epoch.
+    """
 
     __slots__ = ("_payload", "record")
 
@@ -61,7 +64,13 @@ class Task(Generic[P]):
 
     @property
     def failures(self) -> int:
+        """The number of deliveries in this life that ended with an error or `Retry`."""
         return self.record.failures
+
+    @property
+    def losses(self) -> int:
+        """The number of leases in a row that ended without an outcome."""
+        return self.record.losses
 
     @property
     def error(self) -> str | None:
@@ -83,10 +92,12 @@ class Task(Generic[P]):
 
     @property
     def payload_bytes(self) -> bytes:
+        """The data as they are stored: JSON, or the bytes of the caller."""
         return self.record.payload
 
     @property
     def headers(self) -> Mapping[str, str]:
+        """The short texts that travel with the task, such as `traceparent`."""
         return decode_options(self.record.options).headers
 
     @property
@@ -112,7 +123,7 @@ class Task(Generic[P]):
 
     @property
     def wake_at(self) -> datetime:
-        """The next instant at which the task needs attention (aware, UTC)."""
+        """When it is due or retried, or its lease ends; after its end: when its last delivery began (aware, UTC)."""
         return as_datetime(self.record.wake_at)
 
     @property
@@ -128,14 +139,17 @@ class Task(Generic[P]):
 
     @property
     def created_at(self) -> datetime:
+        """When this life was scheduled (aware, UTC)."""
         return as_datetime(self.record.created_at)
 
     @property
     def deadline(self) -> datetime | None:
+        """The last instant for the start of a delivery (aware, UTC)."""
         return None if self.record.deadline is None else as_datetime(self.record.deadline)
 
     @property
     def finished_at(self) -> datetime | None:
+        """When it was done, cancelled or dead (aware, UTC); None while it is live."""
         return None if self.record.finished_at is None else as_datetime(self.record.finished_at)
 
     def read_payload(self, decode: Decode) -> None:

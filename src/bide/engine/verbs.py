@@ -39,7 +39,7 @@ from bide.core.instants import (
     with_grain,
 )
 from bide.core.lifecycle import gone
-from bide.core.names import RESERVED_TOPICS, check_name, check_topic, new_id
+from bide.core.names import RESERVED_TOPICS, check_name, check_topic, check_topics, new_id
 from bide.core.options import encode_options
 from bide.core.payloads import encode_payload, next_limit
 from bide.core.records import (
@@ -453,7 +453,11 @@ class ClientVerbs:
         """
         now = self.clock.now()
         wanted = None if edges is None else [due_of(edge, "edges", now=self.clock.now).resolve(now) for edge in edges]
-        found = await self._session.store.tally(wanted, upto=upto, topics=topics)
+        if wanted is not None and wanted != sorted(wanted):
+            raise BadInput("edges", edges, "instants or lengths in ascending order")
+        whole_number("upto", upto, 0, _LARGEST)
+        only = None if topics is None else check_topics(topics)
+        found = await self._session.store.tally(wanted, upto=upto, topics=only)
         counts = {of: count for of, count in found.counts.items() if of[0] not in RESERVED_TOPICS}
         forecast = {topic: count for topic, count in found.forecast.items() if topic not in RESERVED_TOPICS}
         return Tally(counts, forecast)
@@ -569,7 +573,7 @@ def one_of(choices: Mapping[str, Chosen], choice: object, field: str) -> Chosen:
 def pair_of(pair: Any, field: str = "refs", accepted: str = "pairs of (topic, key)") -> tuple[Any, Any]:
     """A pair, such as (topic, key), its parts not checked yet. Raises BadInput."""
     try:
-        first, second = pair
+        first, second = [pair] if isinstance(pair, str) else pair
     except (TypeError, ValueError):
         raise BadInput(field, pair, accepted) from None
     return first, second

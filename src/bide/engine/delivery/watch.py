@@ -40,23 +40,27 @@ OnDead = TypeVar("OnDead", bound=Callable[["DeadRow"], Any])
 
 
 class DeadRow(Struct, frozen=True):
-    """A given-up row: its handler returned `Dead`, or it failed as often as the source allows."""
+    """A given-up row: its handler returned `Dead`, or it failed as often as the source allows.
+
+    `due` is when it was due, in milliseconds since the epoch; `why` is the text of the last error.
+    """
 
     id: Any
     due: Millis
-    """When it was due, in milliseconds since the epoch."""
     tries: int
     why: str
     table: str
 
 
 class Row(Struct, eq=False):
-    """A due row, as it was before the changes. Its transaction is open while the handler runs."""
+    """A due row, as it was before the changes: `row["title"]` is a column. Its transaction is open during the handler.
+
+    `connection` is the driver's own, in the transaction that changes the row: writes on it commit with the change.
+    """
 
     _row: DueRow
     table: str
     connection: Any
-    """The driver's connection, in the transaction that changes the row. Writes on it commit with the change."""
     _now: Callable[[], Millis]
 
     @property

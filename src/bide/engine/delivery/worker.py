@@ -62,7 +62,7 @@ class Stats(Struct):
 
 
 class Worker(LeaseLoop):
-    """Works on `routes` from `start` until `stop`."""
+    """Works on `routes` from `start` until `stop`; `stats` counts what it has done. `app.worker()` makes one."""
 
     _log = _log
 
