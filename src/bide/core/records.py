@@ -305,7 +305,7 @@ class Tally(Struct, frozen=True):
         return sum(
             count.number
             for (one, its), count in self.counts.items()
-            if (topic is None or one == topic) and (state is None or its is state)
+            if (topic is None or one == topic) and (state is None or its == state)
         )
 
 
