@@ -454,8 +454,11 @@ def test_what_cannot_start_is_not_started_for_ever(begin: Begin, ground: Ground,
     ground.said("would fail again")
 
 
-def test_an_app_without_handlers(line: CommandLine, write: Write) -> None:
+def test_an_app_without_handlers_or_with_another_store(line: CommandLine, write: Write) -> None:
     write("empty_shop.py", "from bide import Bide\napp = Bide()\n")
     assert "no handlers" in line.error("work", "empty_shop:app", code=Exit.SETUP)
+    write("own_shop.py", "from bide import Bide\napp = Bide('sqlite:///own.db')\n")
+    said = line.error("--store", "sqlite:///copy.db", "work", "own_shop:app")
+    assert "--store: 'sqlite:///copy.db' is not accepted; give none, since the app names a store" in said
     write("broken_shop.py", "import nothing_like_it\n")
     assert "nothing_like_it" in line.error("work", "broken_shop:app", code=Exit.SETUP)

@@ -58,7 +58,7 @@ def work(
     """Run the handlers of an app: MODULE:APP is a module and the name of the Bide object in it, as in shop:app.
 
     The first SIGTERM, SIGHUP or Ctrl-C drains: no new task starts, running ones have BIDE_GRACE to end, and those that
-    do not are delivered again elsewhere. The second ends at once. --store is for an app that names no store itself.
+    do not are delivered again elsewhere. The second ends at once. An app that names its store takes no other --store.
     """
     if context.store is not None:
         os.environ["BIDE_STORE"] = context.store
@@ -71,6 +71,9 @@ def work(
     shutdown = Shutdown(only_drains=supervised is not None)
     pipe = None if supervised is None else _supervisor_pipe(shutdown)
     app = load_app(application)
+    if context.store not in (None, app.url):
+        its = f"none, since the app names a store itself: {without_password(app.url)}"
+        raise BadInput("--store", without_password(str(context.store)), its)
     for topic in topics:
         if topic not in app.routes:
             raise BadInput("--topic", topic, f"topics that have a handler: {', '.join(sorted(app.routes)) or 'none'}")
