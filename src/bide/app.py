@@ -368,11 +368,12 @@ class Bide(Client):
         """
         if name is not None:
             check_name("name", name)
-        for topic in () if topics is None else check_topics(topics):
+        only = [*self.routes] if topics is None else check_topics(topics)
+        for topic in only:
             if topic not in self.routes:
                 known = ", ".join(sorted(self.routes)) or "none"
                 raise BadInput("topics", topic, f"topics that have a handler: {known}")
-        chosen = {topic: self.routes[topic] for topic in (self.routes if topics is None else topics)}
+        chosen = {topic: self.routes[topic] for topic in only}
         tables = self.table_loops if topics is None else list[TableLoop]
         declared = [new for (topic, _), new in self.declared.items() if topic in chosen]
         return AppWorker(client=self, routes=chosen, tables=tables, declared=declared, observe=observe, name=name)

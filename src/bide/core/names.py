@@ -9,7 +9,7 @@ import functools
 import os
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Iterable
 
 from bide.core.errors import BadInput
 
@@ -48,13 +48,11 @@ def check_topic(value: object, field: str = "topic") -> str:
     return _checked_topic(value, field) if type(value) is str else _checked_topic(check_name(field, value), field)
 
 
-def check_topics(value: Collection[str]) -> Collection[str]:
-    """Return `value` if it is a collection of callers' topics. A text is not, although it is one of letters."""
+def check_topics(value: Iterable[str]) -> list[str]:
+    """The topics of a caller. A text is not accepted, although it is a collection of letters. Raises BadInput."""
     if isinstance(value, str):
         raise BadInput("topics", value, "a list of topics")
-    for topic in value:
-        check_topic(topic, "topics")
-    return value
+    return [check_topic(topic, "topics") for topic in value]
 
 
 @functools.lru_cache(maxsize=1024)
