@@ -375,7 +375,7 @@ async def test_a_file_locked_for_long_is_unavailable_and_readable(
     await put_one(store)
     monkeypatch.setattr(connection.patiently, "__kwdefaults__", {"patience": 0.01})
     with locked(path):
-        with pytest.raises(StoreUnavailable, match="another process keeps the file locked"):
+        with pytest.raises(StoreUnavailable, match="another connection keeps the file locked"):
             await store.add([new("more")], now=NOW)
         assert len(await listed(store, Filter())) == 1, "readers do not wait for a writer"
     await put_one(store, new("more"))

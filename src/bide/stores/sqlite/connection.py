@@ -94,7 +94,7 @@ def translate(error: Exception, path: str, *, adding: bool = False, own: bool = 
         return BadInput("task", str(error), "fields of the types that the record declares")
     code = code_of(error)
     if code in _BUSY:
-        return StoreUnavailable(f"{path}: another process keeps the file locked ({error}); nothing was done")
+        return StoreUnavailable(f"{path}: another connection keeps the file locked ({error}); nothing was done")
     if code in _FULL:
         return full(path, str(error)) if adding else StoreUnavailable(f"{path}: the disk is full ({error})")
     if code in _DAMAGED or (own and not code and _PART_IS_GONE.search(str(error))):
