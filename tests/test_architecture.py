@@ -77,11 +77,7 @@ STANDARD_IN_CORE = {
 }  # fmt: skip
 """What core may use of the standard library: nothing that waits, reads a clock, or touches the world."""
 
-ALONE_IN_CORE = {
-    "bide.core.names": {"os", "time"},
-    "bide.core.recurrence.zones": {"zoneinfo"},
-    "bide.core.wall_clock": {"zoneinfo"},
-}
+ALONE_IN_CORE = {"bide.core.names": {"os", "time"}, "bide.core.recurrence.zones": {"zoneinfo"}}
 """What one module of core may import besides. An id is a time and noise, and says nothing about when anything happens.
 The time zone database is read as a table of constants."""
 

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from bide.core.errors import BadInput
 from bide.core.instants import Millis, as_datetime, instant_text
 from bide.core.options import LONGEST_OPTIONS, recurrence_of, with_recurrence
-from bide.core.recurrence import At, Cron, Every, RRule, RRuleRule, Rule, refresh_zones, rule_of, zones
+from bide.core.recurrence import zones
 from bide.core.recurrence.plan import Recurrence
+from bide.core.recurrence.rules import At, Cron, Every, RRule, RRuleRule, Rule, refresh_zones, rule_of
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 NAIVE_EPOCH = datetime(1970, 1, 1)

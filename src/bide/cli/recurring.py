@@ -19,9 +19,8 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput
 from bide.core.instants import Millis, as_datetime, instant, instant_text
 from bide.core.records import Result
-from bide.core.recurrence import CronRule, RRuleRule, Rule, rule_of
 from bide.core.recurrence.plan import CatchUp, Overlap
-from bide.core.recurrence.rules import Bounds
+from bide.core.recurrence.rules import Bounds, CronRule, RRuleRule, Rule, rule_of
 from bide.core.recurrence.zones import OnGap, OnRepeat
 from bide.core.retry import PRESETS
 from bide.core.tasks import Task
@@ -66,7 +65,8 @@ def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
     table, now = plain_table("topic", "key", "rule", "next", "local time"), current_millis()
     for task, instants in found:
         assert task.recurrence is not None
-        first = "paused" if task.recurrence.paused else relative_words(instants[0], now) if instants else "running"
+        first = "running" if task.attempt else "never"
+        first = "paused" if task.recurrence.paused else relative_words(instants[0], now) if instants else first
         style, at = "yellow" if task.recurrence.paused else "", "\n".join(map(local_words, instants))
         table.add_row(*cells(task.topic, task.key, task.recurrence.rule.words, (first, style), (at, "dim")))
     console().print(table)

@@ -14,7 +14,7 @@ from tests.service.test_access import make
 from bide import At, Bide, Cron, Every, Task
 from bide.core.events import EventKind, event_of
 from bide.core.instants import instant
-from bide.core.recurrence import Rule, rule_of
+from bide.core.recurrence.rules import Rule, rule_of
 from bide.service.access import Verb
 from bide.service.console.i18n import Locale, inert_line, zone_of
 from bide.service.console.recurring import month_of

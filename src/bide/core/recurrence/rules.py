@@ -20,8 +20,7 @@ from bide.core.instants import LAST_INSTANT, Length, Millis, When, duration, dur
 from bide.core.recurrence import zones
 from bide.core.recurrence.cron import CronTimes, cron_times, cron_words
 from bide.core.recurrence.ical import MOST_OF_COUNT, RRuleSearch, read_rrule, rrule_times
-from bide.core.recurrence.zones import DAY, OnGap, OnRepeat, Times
-from bide.core.wall_clock import known_zone, zone_info
+from bide.core.recurrence.zones import DAY, OnGap, OnRepeat, Times, zone_info
 
 R = TypeVar("R", bound="_Recurrence")
 _Instant: TypeAlias = Annotated[int, Meta(ge=0, le=LAST_INSTANT)]
@@ -396,5 +395,5 @@ _after = lru_cache(maxsize=8192)(_next)
 
 def refresh_zones() -> None:
     """Forget all cached zone data, so that a changed time zone database is read anew."""
-    for cached in (known_zone, zones.chunk, _after):
+    for cached in (zones.known_zone, zones.chunk, _after):
         cached.cache_clear()
