@@ -72,8 +72,8 @@ STORE_PARTS = {
 """What is in stores/ and no backend but a part that backends share: a data structure, a clock, all of SQL servers."""
 
 STANDARD_IN_CORE = {
-    "__future__", "bisect", "collections", "contextlib", "dataclasses", "datetime", "enum", "fractions", "functools",
-    "hashlib", "itertools", "math", "random", "re", "types", "typing",
+    "__future__", "bisect", "calendar", "collections", "contextlib", "dataclasses", "datetime", "enum", "fractions",
+    "functools", "hashlib", "itertools", "math", "random", "re", "types", "typing",
 }  # fmt: skip
 """What core may use of the standard library: nothing that waits, reads a clock, or touches the world."""
 

@@ -618,7 +618,6 @@ def test_a_refusal_names_the_field(text: str, field: str) -> None:
         ({"on_gap": "before"}, "on_gap"), ({"on_repeat": "never"}, "on_repeat"),
         ({"except_on": ["2024-02-30"]}, "except_on"), ({"except_on": [datetime(2024, 1, 1)]}, "except_on"),
         ({"except_on": [5]}, "except_on"), ({"except_on": 5}, "except_on"), ({"zona": "UTC"}, "zona"),
-        ({"except_on": [date(2024, 1, 1)] * 4001}, "except_on"),
         ({"start": START, "until": "2024-01-02T09:00Z", "except_on": ["2024-01-01", "2024-01-02"]}, "cron"),
     ],
 )  # fmt: skip

@@ -22,7 +22,6 @@ from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.core.options import recurrence_of, with_recurrence
 from bide.core.outcomes import Defer, Done, Outcome
 from bide.core.records import Lease, NewTask
-from bide.core.recurrence.plan import last_instants
 from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
 from bide.engine.delivery.occurrences import passed_over
@@ -388,12 +387,12 @@ def test_a_wrong_option_is_refused_by_its_name() -> None:
 def test_the_last_instants_are_found_in_few_steps_however_far_back_the_first_lies() -> None:
     rule = Cron("*/5 9-17 * * mon-fri", zone="Europe/Rome")
     last = int(datetime.fromisoformat("2031-03-31T12:01:00+02:00").timestamp() * 1000)
-    found = last_instants(rule, 0, last, 100)
+    found = rule.latest(0, last, 100)
     assert found[-1] == last - 60_000
     assert len(found) == 100
     assert found == rule.upto(found[0], last, 1_000)
-    assert last_instants(rule, found[3], last, 200) == found[3:]
-    assert last_instants(rule, last + 1, last, 5) == []
+    assert rule.latest(found[3], last, 200) == found[3:]
+    assert rule.latest(last + 1, last, 5) == []
 
 
 @stores("sqlite", "redis", "postgres", "mysql")

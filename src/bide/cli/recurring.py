@@ -45,26 +45,25 @@ def recurring() -> None:
 def ls(context: Context, topic: str | None, key: str | None, group: str | None, number: int) -> Exit:
     """List the recurring tasks of all topics, of TOPIC, or the one with KEY: rules in words and next instants."""
 
-    async def work(app: Bide) -> list[tuple[Task[Any], list[int]]]:
-        now = app.clock.now()
-        found = [task async for task in app.recurring.find(topic, group=group) if key in (None, task.key)]
-        if context.json:
-            for task in found:
-                print_json(recurring_shape(task.record, now, number))
-        return [(task, planned(task.record, now, number)) for task in found]
+    async def work(app: Bide) -> list[Task[Any]]:
+        return [task async for task in app.recurring.find(topic, group=group) if key in (None, task.key)]
 
-    found = context.open(work, noted=False)
-    if not context.json:
-        _print(found) if found else click.echo(f"no recurring tasks in {context.shown_store}")
+    found, now = context.open(work, noted=False), current_millis()
+    if context.json:
+        for task in found:
+            print_json(recurring_shape(task.record, now, number))
+    else:
+        _print(found, now, number) if found else click.echo(f"no recurring tasks in {context.shown_store}")
     return Exit.DONE
 
 
-def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
+def _print(found: list[Task[Any]], now: Millis, number: int) -> None:
     from bide.cli.tables import cells, console, plain_table
 
-    table, now = plain_table("topic", "key", "rule", "next", "local time"), current_millis()
-    for task, instants in found:
+    table = plain_table("topic", "key", "rule", "next", "local time")
+    for task in found:
         assert task.recurrence is not None
+        instants = planned(task.record, now, number)
         first = "running" if task.attempt else "never"
         first = "paused" if task.recurrence.paused else relative_words(instants[0], now) if instants else first
         style, at = "yellow" if task.recurrence.paused else "", "\n".join(map(local_words, instants))

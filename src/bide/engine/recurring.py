@@ -24,7 +24,7 @@ from bide.core.names import check_name, check_topic, new_id
 from bide.core.options import encode_options, recurrence_of, with_recurrence
 from bide.core.records import Move, NewTask, Record, Ref, Result, State
 from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence
-from bide.core.recurrence.rules import Rule
+from bide.core.recurrence.rules import Bounds, Rule
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
 from bide.engine.delivery.occurrences import NO_TOKEN, own_task
@@ -36,8 +36,6 @@ LONGEST_KEY = 175
 MOST_BACKFILLED = 10_000
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Seconds before each attempt to change a task whose occurrence is running."""
-_OF_THE_RULE = frozenset({"zone", "start", "until", "times", "jitter", "except_on", "on_gap", "on_repeat"})
-"""Options that people give to the task."""
 _CATCH_UPS = {choice.value: choice for choice in CatchUp}
 _OVERLAPS = {choice.value: choice for choice in Overlap}
 
@@ -64,7 +62,7 @@ class RecurrenceOptions(TypedDict, total=False):
 def check_options(options: Iterable[str], of: str) -> None:
     """Raise BadInput for the first that is no option of a recurring task; `of`: "an option of app.recurs"."""
     for name in options:
-        if name in _OF_THE_RULE:
+        if name in ("zone", "start", *Bounds.__annotations__):  # which people give to the task
             accepted = f"it to the rule, as in @app.recurs(Cron(..., {name}=...))"
             raise BadInput(of.rpartition(" ")[2], name, accepted)
     known = RecurrenceOptions.__annotations__
@@ -201,8 +199,7 @@ class Recurring:
             except RuleEnded as ended:
                 _log.info("not declared: %s", ended)
         answers = await self.add_many([new for _, new in wanted], known=known)
-        pairs = zip(wanted, answers, strict=True)
-        return [make for (make, _), answer in pairs if answer.result is Result.UNDER_WAY]
+        return [make for (make, _), answer in zip(wanted, answers, strict=True) if answer.result is Result.UNDER_WAY]
 
     async def pause(self, topic: str, key: str | None = None) -> Answer:
         """Hold the occurrences of a recurring task back until `resume`; what would have run meanwhile does not run.
