@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, get_args
-from zoneinfo import ZoneInfo
 
 import click
 
@@ -17,11 +16,11 @@ from bide.cli.output import answer_words, current_millis, local_words, print_jso
 from bide.cli.schedule import read_payload
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
-from bide.core.instants import Millis, as_datetime, instant, instant_text
+from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant, instant_text
 from bide.core.records import Result
 from bide.core.recurrence.plan import CatchUp, Overlap
 from bide.core.recurrence.rules import Bounds, CronRule, RRuleRule, Rule, rule_of
-from bide.core.recurrence.zones import OnGap, OnRepeat
+from bide.core.recurrence.zones import OnGap, OnRepeat, zone_info
 from bide.core.retry import PRESETS
 from bide.core.tasks import Task
 from bide.engine.recurring import default_key, planned
@@ -176,18 +175,16 @@ def next_runs(context: Context, rule: str, zone: str | None, count: int, after: 
     """
     recurring = rule_of(rule, zone=zone or "UTC", start=start)
     first = current_millis() if after is None else _instant_of(after, zone)
-    at = recurring.after(first)
+    found = recurring.upto(first + 1, LAST_INSTANT, count)
     if not context.json:
         click.echo(recurring.words)
-    shown = 0
-    while at is not None and shown < count:
+    for at in found:
         _show(context, recurring, at)
-        at, shown = recurring.after(at), shown + 1
-    if shown < count:
+    if len(found) < count:
         click.echo("bide: note: the rule ends here", err=True)
     if not context.json and isinstance(recurring, CronRule | RRuleRule) and recurring.gap == "skip":
         click.echo(_SKIPS)
-    return Exit.DONE if shown else Exit.NOT_DONE
+    return Exit.DONE if found else Exit.NOT_DONE
 
 
 def _instant_of(text: str, zone: str | None) -> Millis:
@@ -200,10 +197,9 @@ def _instant_of(text: str, zone: str | None) -> Millis:
 def _show(context: Context, rule: Rule, at: Millis) -> None:
     """Print one line: the local time with its offset, and whether it replaces a time that does not exist."""
     shifted = rule.is_shifted(at)
-    try:
-        local = as_datetime(at).astimezone(ZoneInfo(rule.zone))
-    except OverflowError:  # year 9999 east of Greenwich
-        local = as_datetime(at)
+    local = as_datetime(at)
+    with suppress(OverflowError):  # year 9999 east of Greenwich
+        local = local.astimezone(zone_info(rule.zone))
     if context.json:
         print_json({"at": instant_text(at), "local": local.isoformat(), "zone": rule.zone, "shifted": shifted})
     else:

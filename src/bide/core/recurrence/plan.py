@@ -144,15 +144,10 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         if later is None:
             return Step(None)
         due = rule.fires_at(later, key)
-        if due > now:
-            return Step(due)
         if lost and due <= missed:
             return self.on_lease(due, key, due, now) or Step(due)
-        if (
-            self.overlap is Overlap.QUEUE
-            or self.overlap is Overlap.ALLOW
-            or (self.catch_up is CatchUp.ALL and due <= missed)
-        ):
+        caught_up = self.catch_up is CatchUp.ALL and due <= missed
+        if due > now or caught_up or self.overlap is Overlap.QUEUE or self.overlap is Overlap.ALLOW:
             return Step(due)
         target = rule.coming(now, key)
         dropped = len(rule.upto(later, LAST_INSTANT if target is None else target - 1, _COUNTED))
