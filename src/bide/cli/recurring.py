@@ -26,6 +26,7 @@ from bide.core.tasks import Task
 from bide.engine.recurring import default_key, planned
 from bide.service.schemas import answer_shape, recurring_shape
 
+_NONE = "there is no such recurring task"
 _SKIPS = "note: times that do not exist, since the clocks are set forward over them, do not run"
 
 
@@ -142,7 +143,8 @@ def backfill(context: Context, topic: str, key: str | None, since: str, until: s
 
     answers = context.open(work)
     totals = Counter(answer.result for answer in answers)
-    context.say({word.value: count for word, count in totals.items()}, totals_words(totals) or "nothing to run")
+    words = _NONE if Result.NOT_FOUND in totals else totals_words(totals) or "nothing to run"
+    context.say({word.value: count for word, count in totals.items()}, words)
     return Exit.NOT_DONE if Result.NOT_FOUND in totals else Exit.DONE
 
 
@@ -151,7 +153,7 @@ def _one(
     make: bool = False, done: str | None = None,
 ) -> Exit:  # fmt: skip
     answer, key = context.open(verb, make=make), default_key(topic) if key is None else key
-    words = answer_words(answer, topic, key)
+    words = f"{topic}/{key}: {_NONE}" if answer.result is Result.NOT_FOUND else answer_words(answer, topic, key)
     if done is not None and answer.ok:
         words = f"{topic}/{key}: {done if answer.result is Result.REPLACED else f'{done} already'}"
     context.say(answer_shape(answer), words)

@@ -304,7 +304,7 @@ class Recurring:
             options = with_recurrence(old.options, replace(recurrence, paused=paused))
             return _replacing(old, options, At(due_at), payload=old.payload, group=old.group)
 
-        [answer] = await self._replace("schedule", [ref], None, decide)
+        [answer] = await self._replace("pause" if paused else "resume", [ref], None, decide)
         old = answer.record
         if answer.result is not Result.FINISHED or old is None or not old.state.live:
             return answer

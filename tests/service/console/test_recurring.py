@@ -204,7 +204,7 @@ def test_each_button_does_what_it_says(browser: Browser, one: Running) -> None:
     assert "It recurs again" in browser.press("Resume").words
     assert one.run(app.recurring.next("t", "k", 1)) == [first]
     changes = [(event.who, event.what) for event in one.run(app.events("t", "k"))]
-    assert changes == [("anonymous", "schedule: replaced")] * 2 + [("anonymous", "reschedule: moved")]
+    assert changes == [("anonymous", what) for what in ("resume: replaced", "pause: replaced", "reschedule: moved")]
 
     page = browser.press("Remove")
     assert "Remove this recurring task?" in page.words
