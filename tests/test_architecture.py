@@ -72,16 +72,12 @@ STORE_PARTS = {
 """What is in stores/ and no backend but a part that backends share: a data structure, a clock, all of SQL servers."""
 
 STANDARD_IN_CORE = {
-    "__future__", "bisect", "collections", "contextlib", "dataclasses", "datetime", "enum", "fractions", "functools",
-    "hashlib", "itertools", "math", "random", "re", "types", "typing",
+    "__future__", "bisect", "calendar", "collections", "contextlib", "dataclasses", "datetime", "enum", "fractions",
+    "functools", "hashlib", "itertools", "math", "random", "re", "types", "typing",
 }  # fmt: skip
 """What core may use of the standard library: nothing that waits, reads a clock, or touches the world."""
 
-ALONE_IN_CORE = {
-    "bide.core.names": {"os", "time"},
-    "bide.core.recurrence.zones": {"zoneinfo"},
-    "bide.core.wall_clock": {"zoneinfo"},
-}
+ALONE_IN_CORE = {"bide.core.names": {"os", "time"}, "bide.core.recurrence.zones": {"zoneinfo"}}
 """What one module of core may import besides. An id is a time and noise, and says nothing about when anything happens.
 The time zone database is read as a table of constants."""
 

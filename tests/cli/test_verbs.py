@@ -62,11 +62,13 @@ def test_a_recurring_task_is_added_with_each_option_and_shown_as_one(line: Comma
     assert (shape["retry"]["policy"], shape["end_when_dead"]) == ("exponential", True)
     assert "recurs      at 08:00 on day 1 of the month, UTC" in line.run("show", "rent", "rent").stdout
     line.run("recurring", "pause", "rent")
+    assert "rent/rent: refused, paused\n" in line.run("recurring", "skip-next", "rent", code=1).stdout
     assert "of the month, UTC; paused" in line.run("show", "rent", "rent").stdout
     details = line.one("show", "rent", "rent")["details"]
     assert (details["recurs"], details["paused"]) == ("at 08:00 on day 1 of the month, UTC", True)
     line.run("schedule", "t", "--key", "k", "--delay", "1h")
     assert "recurs" not in line.run("show", "t", "k").stdout
+    assert line.run("recurring", "pause", "t", "k", code=1).stdout == "t/k: there is no such recurring task\n"
 
 
 def test_on_conflict(line: CommandLine) -> None:

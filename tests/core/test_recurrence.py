@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from bide.core.errors import BadInput
 from bide.core.instants import Millis, as_datetime, instant_text
 from bide.core.options import LONGEST_OPTIONS, recurrence_of, with_recurrence
-from bide.core.recurrence import At, Cron, Every, RRule, RRuleRule, Rule, refresh_zones, rule_of, zones
+from bide.core.recurrence import zones
 from bide.core.recurrence.plan import Recurrence
+from bide.core.recurrence.rules import At, Cron, Every, RRule, RRuleRule, Rule, refresh_zones, rule_of
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 NAIVE_EPOCH = datetime(1970, 1, 1)
@@ -617,7 +618,6 @@ def test_a_refusal_names_the_field(text: str, field: str) -> None:
         ({"on_gap": "before"}, "on_gap"), ({"on_repeat": "never"}, "on_repeat"),
         ({"except_on": ["2024-02-30"]}, "except_on"), ({"except_on": [datetime(2024, 1, 1)]}, "except_on"),
         ({"except_on": [5]}, "except_on"), ({"except_on": 5}, "except_on"), ({"zona": "UTC"}, "zona"),
-        ({"except_on": [date(2024, 1, 1)] * 4001}, "except_on"),
         ({"start": START, "until": "2024-01-02T09:00Z", "except_on": ["2024-01-01", "2024-01-02"]}, "cron"),
     ],
 )  # fmt: skip

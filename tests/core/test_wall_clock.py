@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bide.core.errors import BadInput
 from bide.core.instants import At, as_datetime, due_later, due_of, instant, instant_text, one_due, resolved
-from bide.core.recurrence import Cron, RRule
+from bide.core.recurrence.rules import Cron, RRule
 
 ZONES = (
     "Europe/Rome", "America/New_York", "America/St_Johns", "Australia/Lord_Howe", "Antarctica/Troll", "Asia/Tehran",

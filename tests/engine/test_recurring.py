@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.engine.conftest import World, nothing, stores, task_of, virtual
 from tests.service.calling import running
 from tests.waiting import until
 
 from bide import Answer, At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Handler, Ladder, Result, Task
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
+from bide.core.options import recurrence_of, with_recurrence
 from bide.core.outcomes import Defer, Done, Outcome
 from bide.core.records import Lease, NewTask
-from bide.core.recurrence.plan import last_instants
 from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
 from bide.engine.delivery.occurrences import passed_over
@@ -386,12 +387,12 @@ def test_a_wrong_option_is_refused_by_its_name() -> None:
 def test_the_last_instants_are_found_in_few_steps_however_far_back_the_first_lies() -> None:
     rule = Cron("*/5 9-17 * * mon-fri", zone="Europe/Rome")
     last = int(datetime.fromisoformat("2031-03-31T12:01:00+02:00").timestamp() * 1000)
-    found = last_instants(rule, 0, last, 100)
+    found = rule.latest(0, last, 100)
     assert found[-1] == last - 60_000
     assert len(found) == 100
     assert found == rule.upto(found[0], last, 1_000)
-    assert last_instants(rule, found[3], last, 200) == found[3:]
-    assert last_instants(rule, last + 1, last, 5) == []
+    assert rule.latest(found[3], last, 200) == found[3:]
+    assert rule.latest(last + 1, last, 5) == []
 
 
 @stores("sqlite", "redis", "postgres", "mysql")
@@ -646,6 +647,19 @@ async def test_a_rule_that_ended_during_its_pause_is_finished_and_leaves_nothing
         assert (await task_of(app, "t", "t")).state == "cancelled"
         for verb in (app.recurring.resume, app.recurring.skip_next, app.recurring.run_now):
             assert (await verb("t")).result == "finished"
+
+
+@virtual
+async def test_a_rule_of_a_zone_that_is_not_known_here_can_be_listed_and_replaced(world: World) -> None:
+    app = world.app()
+    async with app:
+        new = app.recurring.new("t", Cron("0 8 * * *"))
+        recurrence = recurrence_of(new.options)
+        assert recurrence is not None
+        there = replace(recurrence, rule=replace(recurrence.rule, zone="Mars/Base"))
+        await app.schedule_new(replace(new, options=with_recurrence(new.options, there)))
+        assert await app.recurring.next("t") == []
+        assert (await app.recurring.add("t", Cron("0 9 * * *"))).result == "replaced"
 
 
 @virtual

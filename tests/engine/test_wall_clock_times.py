@@ -11,7 +11,7 @@ from tests.engine.conftest import nothing, task_of
 
 from bide import Bide, Defer, Done, Retry, Task
 from bide.core.instants import When
-from bide.core.recurrence import Cron
+from bide.core.recurrence.rules import Cron
 from bide.testing import TimeMachine
 
 START = "2030-03-30T20:00:00Z"

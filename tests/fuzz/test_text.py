@@ -35,8 +35,8 @@ from bide.core.instants import (
 )
 from bide.core.names import LONGEST_NAME, check_name, check_topic
 from bide.core.options import known_options, with_recurrence
-from bide.core.recurrence import At, Cron, Every, rule_of
 from bide.core.recurrence.plan import Recurrence
+from bide.core.recurrence.rules import At, Cron, Every, rule_of
 from bide.core.retry import FOREVER, Exponential, Fixed, Ladder
 from bide.core.table_source import DueIs, Sql, TableSource
 from bide.service.serving import ServiceInstance, read_config

@@ -22,6 +22,7 @@ from bide.core import names
 from bide.core.answers import Answer
 from bide.core.errors import BideError
 from bide.core.instants import Millis, as_datetime, instant_text, rough_text
+from bide.core.options import recurrence_of
 from bide.core.records import Count, Pause, Result, State, Topic
 from bide.service.schemas import one_line
 
@@ -86,7 +87,8 @@ def answer_words(answer: Answer, topic: str, key: str, *, paused: Container[Topi
     if answer.past is not None and answer.past >= timedelta(seconds=1):
         line += f", due {moment_words(record.due_at, now)}, so now"
     elif record.state is State.WAITING:
-        line += f", due {moment_words(record.wake_at, now)}"
+        is_paused = (recurrence := recurrence_of(record.options)) is not None and recurrence.paused
+        line += ", paused" if is_paused else f", due {moment_words(record.wake_at, now)}"
     elif record.state is State.LEASED:
         line += f", being delivered by {record.holder}"
     if answer.was is not None and answer.was != record.wake_at:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, get_args
-from zoneinfo import ZoneInfo
 
 import click
 
@@ -17,17 +16,17 @@ from bide.cli.output import answer_words, current_millis, local_words, print_jso
 from bide.cli.schedule import read_payload
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
-from bide.core.instants import Millis, as_datetime, instant, instant_text
+from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant, instant_text
 from bide.core.records import Result
-from bide.core.recurrence import CronRule, RRuleRule, Rule, rule_of
 from bide.core.recurrence.plan import CatchUp, Overlap
-from bide.core.recurrence.rules import Bounds
-from bide.core.recurrence.zones import OnGap, OnRepeat
+from bide.core.recurrence.rules import Bounds, CronRule, RRuleRule, Rule, rule_of
+from bide.core.recurrence.zones import OnGap, OnRepeat, zone_info
 from bide.core.retry import PRESETS
 from bide.core.tasks import Task
 from bide.engine.recurring import default_key, planned
 from bide.service.schemas import answer_shape, recurring_shape
 
+_NONE = "there is no such recurring task"
 _SKIPS = "note: times that do not exist, since the clocks are set forward over them, do not run"
 
 
@@ -46,27 +45,27 @@ def recurring() -> None:
 def ls(context: Context, topic: str | None, key: str | None, group: str | None, number: int) -> Exit:
     """List the recurring tasks of all topics, of TOPIC, or the one with KEY: rules in words and next instants."""
 
-    async def work(app: Bide) -> list[tuple[Task[Any], list[int]]]:
-        now = app.clock.now()
-        found = [task async for task in app.recurring.find(topic, group=group) if key in (None, task.key)]
-        if context.json:
-            for task in found:
-                print_json(recurring_shape(task.record, now, number))
-        return [(task, planned(task.record, now, number)) for task in found]
+    async def work(app: Bide) -> list[Task[Any]]:
+        return [task async for task in app.recurring.find(topic, group=group) if key in (None, task.key)]
 
-    found = context.open(work, noted=False)
-    if not context.json:
-        _print(found) if found else click.echo(f"no recurring tasks in {context.shown_store}")
+    found, now = context.open(work, noted=False), current_millis()
+    if context.json:
+        for task in found:
+            print_json(recurring_shape(task.record, now, number))
+    else:
+        _print(found, now, number) if found else click.echo(f"no recurring tasks in {context.shown_store}")
     return Exit.DONE
 
 
-def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
+def _print(found: list[Task[Any]], now: Millis, number: int) -> None:
     from bide.cli.tables import cells, console, plain_table
 
-    table, now = plain_table("topic", "key", "rule", "next", "local time"), current_millis()
-    for task, instants in found:
+    table = plain_table("topic", "key", "rule", "next", "local time")
+    for task in found:
         assert task.recurrence is not None
-        first = "paused" if task.recurrence.paused else relative_words(instants[0], now) if instants else "running"
+        instants = planned(task.record, now, number)
+        first = "running" if task.attempt else "never"
+        first = "paused" if task.recurrence.paused else relative_words(instants[0], now) if instants else first
         style, at = "yellow" if task.recurrence.paused else "", "\n".join(map(local_words, instants))
         table.add_row(*cells(task.topic, task.key, task.recurrence.rule.words, (first, style), (at, "dim")))
     console().print(table)
@@ -144,7 +143,8 @@ def backfill(context: Context, topic: str, key: str | None, since: str, until: s
 
     answers = context.open(work)
     totals = Counter(answer.result for answer in answers)
-    context.say({word.value: count for word, count in totals.items()}, totals_words(totals) or "nothing to run")
+    words = _NONE if Result.NOT_FOUND in totals else totals_words(totals) or "nothing to run"
+    context.say({word.value: count for word, count in totals.items()}, words)
     return Exit.NOT_DONE if Result.NOT_FOUND in totals else Exit.DONE
 
 
@@ -153,7 +153,7 @@ def _one(
     make: bool = False, done: str | None = None,
 ) -> Exit:  # fmt: skip
     answer, key = context.open(verb, make=make), default_key(topic) if key is None else key
-    words = answer_words(answer, topic, key)
+    words = f"{topic}/{key}: {_NONE}" if answer.result is Result.NOT_FOUND else answer_words(answer, topic, key)
     if done is not None and answer.ok:
         words = f"{topic}/{key}: {done if answer.result is Result.REPLACED else f'{done} already'}"
     context.say(answer_shape(answer), words)
@@ -177,18 +177,16 @@ def next_runs(context: Context, rule: str, zone: str | None, count: int, after: 
     """
     recurring = rule_of(rule, zone=zone or "UTC", start=start)
     first = current_millis() if after is None else _instant_of(after, zone)
-    at = recurring.after(first)
+    found = recurring.upto(first + 1, LAST_INSTANT, count)
     if not context.json:
         click.echo(recurring.words)
-    shown = 0
-    while at is not None and shown < count:
+    for at in found:
         _show(context, recurring, at)
-        at, shown = recurring.after(at), shown + 1
-    if shown < count:
+    if len(found) < count:
         click.echo("bide: note: the rule ends here", err=True)
     if not context.json and isinstance(recurring, CronRule | RRuleRule) and recurring.gap == "skip":
         click.echo(_SKIPS)
-    return Exit.DONE if shown else Exit.NOT_DONE
+    return Exit.DONE if found else Exit.NOT_DONE
 
 
 def _instant_of(text: str, zone: str | None) -> Millis:
@@ -201,10 +199,9 @@ def _instant_of(text: str, zone: str | None) -> Millis:
 def _show(context: Context, rule: Rule, at: Millis) -> None:
     """Print one line: the local time with its offset, and whether it replaces a time that does not exist."""
     shifted = rule.is_shifted(at)
-    try:
-        local = as_datetime(at).astimezone(ZoneInfo(rule.zone))
-    except OverflowError:  # year 9999 east of Greenwich
-        local = as_datetime(at)
+    local = as_datetime(at)
+    with suppress(OverflowError):  # year 9999 east of Greenwich
+        local = local.astimezone(zone_info(rule.zone))
     if context.json:
         print_json({"at": instant_text(at), "local": local.isoformat(), "zone": rule.zone, "shifted": shifted})
     else:

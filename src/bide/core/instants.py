@@ -11,17 +11,17 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import TypeAlias
 
 from msgspec import Struct
 
 from bide.core.errors import BadInput
-from bide.core.wall_clock import INSTANT_ACCEPTED, NoClock, Now, wall_time, zone_info
-
-Millis: TypeAlias = int
-"""An integer number of milliseconds: since the epoch (an instant) or a length (a duration)."""
+from bide.core.recurrence.zones import EPOCH, zone_info
+from bide.core.recurrence.zones import LAST_INSTANT as LAST_INSTANT
+from bide.core.recurrence.zones import Millis as Millis
+from bide.core.wall_clock import INSTANT_ACCEPTED, NoClock, Now, wall_time
 
 When: TypeAlias = datetime | str
 """An instant in the public API: an aware datetime, ISO 8601 text with an offset, or text such as "08:00 Asia/Tokyo"."""
@@ -30,13 +30,11 @@ Length: TypeAlias = timedelta | str
 """A duration in the public API: a timedelta, or text such as "15m", "1h30m", "1.5s", "PT15M"."""
 
 NEVER: Millis = 2**62  # later than every instant
-LAST_INSTANT: Millis = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last instant that a datetime can hold
 LONGEST: Millis = LAST_INSTANT
 LONGEST_TEXT = 80
 """The most characters in the text of a time; longer text is neither parsed nor kept."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST = _EPOCH + timedelta(milliseconds=LAST_INSTANT)
+_LAST = EPOCH + timedelta(milliseconds=LAST_INSTANT)
 _MILLISECOND = timedelta(milliseconds=1)
 _UNITS: dict[str, int] = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*", re.ASCII)
@@ -89,8 +87,9 @@ def instant(value: When, *, field: str = "at", now: Now = None, zone: str | None
             moment = None
     try:
         if not isinstance(moment, datetime) or moment.tzinfo is None or moment.utcoffset() is None:
-            moment = wall_time(value, field, zone, now, moment is not None)
-        millis = -((_EPOCH - moment) // _MILLISECOND)
+            millis = wall_time(value, field, zone, now, moment is not None)
+        else:
+            millis = -((EPOCH - moment) // _MILLISECOND)
     except OverflowError:
         raise BadInput(field, value, "an instant within the years 1970 to 9999") from None
     return check_instant(millis, field=field, value=value)
@@ -109,9 +108,9 @@ def as_datetime(millis: Millis) -> datetime:
     An out-of-range instant, which only a damaged row has, becomes the nearest datetime, so that it can be shown.
     """
     try:
-        return _EPOCH + timedelta(milliseconds=millis)
+        return EPOCH + timedelta(milliseconds=millis)
     except OverflowError:
-        return _EPOCH if millis < 0 else _LAST
+        return EPOCH if millis < 0 else _LAST
 
 
 # --- when a task is due

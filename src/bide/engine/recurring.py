@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
@@ -21,14 +22,12 @@ from bide.core.instants import LAST_INSTANT, At, Due, Length, Millis, When, as_d
 from bide.core.lifecycle import gone
 from bide.core.names import check_name, check_topic, new_id
 from bide.core.options import encode_options, recurrence_of, with_recurrence
-from bide.core.payloads import encode_payload
 from bide.core.records import Move, NewTask, Record, Ref, Result, State
 from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence
-from bide.core.recurrence.rules import Rule
+from bide.core.recurrence.rules import Bounds, Rule
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
 from bide.engine.delivery.occurrences import NO_TOKEN, own_task
-from bide.engine.session import Session
 from bide.engine.verbs import ClientVerbs, one_of, refuse_unknown, whole_number
 
 _log = logging.getLogger("bide.recurring")
@@ -37,8 +36,6 @@ LONGEST_KEY = 175
 MOST_BACKFILLED = 10_000
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Seconds before each attempt to change a task whose occurrence is running."""
-_OF_THE_RULE = frozenset({"zone", "start", "until", "times", "jitter", "except_on", "on_gap", "on_repeat"})
-"""Options that people give to the task."""
 _CATCH_UPS = {choice.value: choice for choice in CatchUp}
 _OVERLAPS = {choice.value: choice for choice in Overlap}
 
@@ -65,7 +62,7 @@ class RecurrenceOptions(TypedDict, total=False):
 def check_options(options: Iterable[str], of: str) -> None:
     """Raise BadInput for the first that is no option of a recurring task; `of`: "an option of app.recurs"."""
     for name in options:
-        if name in _OF_THE_RULE:
+        if name in ("zone", "start", *Bounds.__annotations__):  # which people give to the task
             accepted = f"it to the rule, as in @app.recurs(Cron(..., {name}=...))"
             raise BadInput(of.rpartition(" ")[2], name, accepted)
     known = RecurrenceOptions.__annotations__
@@ -87,8 +84,7 @@ class Recurring:
         client = self._client
         topic, key = _ref(topic, options.get("key"))
         most = whole_number("most", options.get("most", MOST), 1, MOST_BACKFILLED)
-        end_when_dead, group, retry = options.get("end_when_dead", False), options.get("group"), options.get("retry")
-        window, deadline = options.get("window"), options.get("deadline")
+        end_when_dead, retry = options.get("end_when_dead", False), options.get("retry")
         if not isinstance(rule, Rule):
             raise BadInput("rule", rule, "a rule: Cron(...), Every(...), RRule(...) or At(...)")
         if type(end_when_dead) is not bool:
@@ -96,21 +92,16 @@ class Recurring:
         recurrence = Recurrence(
             rule=rule, catch_up=one_of(_CATCH_UPS, options.get("catch_up", "latest"), "catch_up"),
             overlap=one_of(_OVERLAPS, options.get("overlap", "skip"), "overlap"), most=most,
-            window=None if window is None else duration(window, field="window"),
-            deadline=None if deadline is None else duration(deadline, field="deadline"),
+            window=None if (given := options.get("window")) is None else duration(given, field="window"),
+            deadline=None if (given := options.get("deadline")) is None else duration(given, field="deadline"),
             end_when_dead=end_when_dead, declared=declared,
         )  # fmt: skip
         first = recurrence.first(client.clock.now(), key)
         if first is None:
             raise RuleEnded("rule", rule.words, "a rule with a future instant")
-        if not isinstance(payload, bytes):
-            client._check_payload(topic, payload)
+        new = client.new(topic, payload, key=key, group=options.get("group"), delay="0s", if_token=NO_TOKEN)
         own = encode_options(None if retry is None else policy(retry), options.get("headers"))
-        return NewTask(
-            topic, key, new_id(), At(first), encode_payload(payload, client.config.payload_limit),
-            None if group is None else check_name("group", group), with_recurrence(own, recurrence),
-            if_token=NO_TOKEN,
-        )  # fmt: skip
+        return replace(new, due=At(first), options=with_recurrence(own, recurrence))
 
     async def add(
         self, /, topic: str, rule: Rule, payload: object = None, *, declared: bool = False,
@@ -145,37 +136,51 @@ class Recurring:
         for task in wanted:
             if type(task) is not NewTask or recurrence_of(task.options) is None:
                 raise BadInput("tasks", task, "tasks made by app.recurring.new(...)")
-        answers = [Answer(Result.KEPT)] * len(wanted)
-        if not known:
-            answers = await session.plural("recur", session.verbs.add(wanted, now=clock.now()))
+
+        def decide(place: int, old: Record, again: bool) -> Answer | NewTask:
+            if again and old.state in (State.CANCELLED, State.DEAD):  # by a newer word
+                return Answer(Result.FINISHED, old)
+            changed = changed_task(wanted[place], old, clock.now())
+            return changed or Answer(Result.KEPT if old.state.live else Result.FINISHED, old)
+
+        answers = None if known else await session.plural("recur", session.verbs.add(wanted, now=clock.now()))
+        return await self._replace("recur", [Ref(one.topic, one.key) for one in wanted], answers, decide)
+
+    async def _replace(
+        self, verb: str, refs: Sequence[Ref], first: list[Answer] | None,
+        decide: Callable[[int, Record, bool], Answer | NewTask],
+    ) -> list[Answer]:  # fmt: skip
+        """Replace the tasks as `decide` says, which takes the place, the task, and whether it was read here.
+
+        `first`: the answers of a call that has created the new ones. Those that are under way, or change meanwhile,
+        are read again after a pause.
+        """
+        session, answers = self._client._session, first or [Answer(Result.KEPT)] * len(refs)
         open_ones = [place for place, answer in enumerate(answers) if answer.result is not Result.CREATED]
-        running = open_ones if known else []
         for pause in _PAUSES:
-            if running:
-                if not await _waited(session, pause):
-                    break
-                refs = [Ref(wanted[place].topic, wanted[place].key) for place in running]
-                for place, record in zip(running, await session.verbs.get(refs), strict=True):
+            if open_ones and (pause or first is None):
+                if pause:
+                    if session.joined() is not None:
+                        break  # others wait for the locks of the caller's transaction, as the running occurrence
+                    await asyncio.sleep(pause)
+                found = await session.verbs.get([refs[place] for place in open_ones])
+                for place, record in zip(open_ones, found, strict=True):
                     answers[place] = Answer(Result.NOT_FOUND if record is None else Result.KEPT, record)
             changes, running = dict[int, NewTask](), list[int]()
             for place in open_ones:
                 old = answers[place].record
-                if old is None:
-                    continue  # it was removed
-                if (known or pause) and old.state in (State.CANCELLED, State.DEAD):  # by a newer word
-                    answers[place] = Answer(Result.FINISHED, old)
-                elif (changed := changed_task(wanted[place], old, clock.now())) is None:
-                    answers[place] = Answer(Result.KEPT if old.state.live else Result.FINISHED, old)
-                elif under_way(old):
+                decided = answers[place] if old is None else decide(place, old, pause > 0 or first is None)
+                if isinstance(decided, Answer):
+                    answers[place] = decided
+                elif old is not None and under_way(old):
                     running.append(place)
                 else:
-                    changes[place] = changed
+                    changes[place] = decided
             if changes:
-                added = session.verbs.add(list(changes.values()), now=clock.now())
-                for place, answer in zip(changes, await session.plural("recur", added), strict=True):
+                added = session.verbs.add(list(changes.values()), now=self._client.clock.now())
+                for place, answer in zip(changes, await session.plural(verb, added), strict=True):
                     answers[place] = answer
-            stale = [place for place in changes if answers[place].result is Result.STALE_TOKEN]
-            open_ones = sorted(stale + running)
+            open_ones = running + [place for place in changes if answers[place].result is Result.STALE_TOKEN]
         for place in open_ones:
             answers[place] = Answer(Result.UNDER_WAY, answers[place].record)
         return answers
@@ -194,8 +199,7 @@ class Recurring:
             except RuleEnded as ended:
                 _log.info("not declared: %s", ended)
         answers = await self.add_many([new for _, new in wanted], known=known)
-        pairs = zip(wanted, answers, strict=True)
-        return [make for (make, _), answer in pairs if answer.result is Result.UNDER_WAY]
+        return [make for (make, _), answer in zip(wanted, answers, strict=True) if answer.result is Result.UNDER_WAY]
 
     async def pause(self, topic: str, key: str | None = None) -> Answer:
         """Hold the occurrences of a recurring task back until `resume`; what would have run meanwhile does not run.
@@ -259,10 +263,8 @@ class Recurring:
 
     async def next(self, topic: str, key: str | None = None, n: int = 5) -> list[datetime]:
         """The next `n` instants of the rule, without jitter (aware, UTC), beginning with the planned occurrence."""
-        if type(n) is not int:
-            raise BadInput("n", n, "a whole number")
-        found = await self._found(topic, key)
-        return [] if found is None else [as_datetime(one) for one in planned(found[0], self._client.clock.now(), n)]
+        most, found = whole_number("n", n, 0, MOST_BACKFILLED), await self._found(topic, key)
+        return [] if found is None else [as_datetime(one) for one in planned(found[0], self._client.clock.now(), most)]
 
     async def remove(self, topic: str, key: str | None = None) -> Answer:
         """End it: no occurrence follows. The answers are those of `app.cancel`."""
@@ -288,33 +290,26 @@ class Recurring:
         return await self._client._session.change(Move(record.topic, record.key, At(due_at), record.token))
 
     async def _set_paused(self, topic: str, key: str | None, *, paused: bool) -> Answer:
-        """Pause or resume. While an occurrence is under way, try again."""
-        session, clock = self._client._session, self._client.clock
-        record: Record | None = None
-        for pause in _PAUSES:
-            if not await _waited(session, pause):
-                break
-            found = await self._found(topic, key)
-            if found is None:
+        ref, now = _ref(topic, key), self._client.clock.now
+
+        def decide(_: int, old: Record, again: bool) -> Answer | NewTask:
+            recurrence = None if gone(old, now()) else recurrence_of(old.options)
+            if recurrence is None:
                 return Answer(Result.NOT_FOUND)
-            record, recurrence = found
-            if not record.state.live:
-                return Answer(Result.FINISHED, record)
-            if recurrence.paused is paused:
-                return Answer(Result.KEPT, record)
-            if under_way(record):
-                continue
-            due_at = LAST_INSTANT if paused else recurrence.first(time_of(record, clock.now()), record.key)
+            if not old.state.live or recurrence.paused is paused:
+                return Answer(Result.KEPT if old.state.live else Result.FINISHED, old)
+            due_at = LAST_INSTANT if paused else recurrence.first(time_of(old, now()), old.key)
             if due_at is None:  # the rule ended during the pause
-                answer = await self._client.cancel(*record.ref, if_token=record.token)
-                answer = replace(answer, result=Result.FINISHED) if answer.ok else answer
-            else:
-                options = with_recurrence(record.options, replace(recurrence, paused=paused))
-                new = _replacing(record, options, At(due_at), payload=record.payload, group=record.group)
-                answer = await session.add(new)
-            if answer.result is not Result.STALE_TOKEN:
-                return answer
-        return Answer(Result.UNDER_WAY, record)
+                return Answer(Result.UNDER_WAY if under_way(old) else Result.FINISHED, old)
+            options = with_recurrence(old.options, replace(recurrence, paused=paused))
+            return _replacing(old, options, At(due_at), payload=old.payload, group=old.group)
+
+        [answer] = await self._replace("pause" if paused else "resume", [ref], None, decide)
+        old = answer.record
+        if answer.result is not Result.FINISHED or old is None or not old.state.live:
+            return answer
+        ended = await self._client.cancel(*ref, if_token=old.token)
+        return replace(ended, result=Result.FINISHED if ended.ok else Result.UNDER_WAY)
 
     async def _own_tasks(self, record: Record, instants: Sequence[Millis]) -> list[Answer]:
         now = self._client.clock.now()
@@ -373,9 +368,10 @@ def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
     if before is not None and before.paused:
         due_at = LAST_INSTANT
     elif before is not None:
-        planned_at = due_next(old, before, now)
-        if planned_at is not None and before.rule.nominal(planned_at, old.key) <= now:
-            due_at = old.wake_at if old.wake_at > now else planned_at
+        with suppress(BadInput):  # the zone of the old rule may be unknown here
+            planned_at = due_next(old, before, now)
+            if planned_at is not None and before.rule.nominal(planned_at, old.key) <= now:
+                due_at = old.wake_at if old.wake_at > now else planned_at
     return None if due_at is None else _replacing(old, options, At(due_at), payload=wanted.payload, group=wanted.group)
 
 
@@ -397,28 +393,19 @@ def time_of(old: Record, now: Millis) -> Millis:
 
 
 def planned(record: Record, now: Millis, most: int) -> list[Millis]:
-    """The next `most` nominal instants of a recurring task, beginning with the occurrence that waits; if paused, none.
+    """The next `most` nominal instants of a recurring task, beginning with the occurrence that waits.
 
-    O(most) steps of the rule, and those of `due_next`.
+    None if it is paused, or its zone is not known here. O(most) steps of the rule, and those of `due_next`.
     """
-    recurrence = recurrence_of(record.options)
+    recurrence, begun = recurrence_of(record.options), under_way(record)
     if recurrence is None or recurrence.paused or not record.state.live or most < 1:
         return []
-    rule, begun = recurrence.rule, under_way(record)
-    due_at = max(record.due_at, now) if begun else due_next(record, recurrence, now)
-    if due_at is None:
-        return []
-    found = [] if begun else [rule.nominal(due_at, record.key)]
-    return found + rule.upto(due_at + 1, LAST_INSTANT, most - len(found))
-
-
-async def _waited(session: Session, seconds: float) -> bool:
-    """Wait. False: this is within the caller's transaction, for whose locks others wait, as the running occurrence."""
-    if seconds:
-        if session.joined() is not None:
-            return False
-        await asyncio.sleep(seconds)
-    return True
+    with suppress(BadInput):
+        due_at = max(record.due_at, now) if begun else due_next(record, recurrence, now)
+        if due_at is not None:
+            found = [] if begun else [recurrence.rule.nominal(due_at, record.key)]
+            return found + recurrence.rule.upto(due_at + 1, LAST_INSTANT, most - len(found))
+    return []
 
 
 def _replacing(old: Record, options: bytes, due: Due, *, payload: bytes, group: str | None) -> NewTask:

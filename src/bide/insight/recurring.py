@@ -18,7 +18,6 @@ from bide.core.events import Event, EventKind
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.options import recurrence_of
 from bide.core.records import Count, Filter, Page, Record, State, Topic
-from bide.core.recurrence.plan import last_instants
 from bide.engine.client import Client
 
 MOST = 4_000
@@ -62,7 +61,7 @@ def past_of(record: Record, now: Millis, misses: Sequence[Miss], most: int) -> l
     if recurrence is None:
         return []
     rule = recurrence.rule
-    past = last_instants(rule, rule.start or 0, now, most)
+    past = rule.latest(rule.start or 0, now, most)
     told: dict[Millis, Miss] = {}
     for miss in reversed(misses):  # of several the newest
         at, began, next_at = miss.event.at, miss.began, miss.event.wake_at

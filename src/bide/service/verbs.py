@@ -30,7 +30,7 @@ from bide.core.records import (
     State,
     Topic,
 )
-from bide.core.recurrence.rules import rule_of
+from bide.core.recurrence.rules import Bounds, rule_of
 from bide.engine.client import Client
 from bide.engine.delivery.long_poll import LongPoll
 from bide.engine.verbs import CONFLICTS, filter_of, new_cancel, new_fire, new_move, new_redrive, one_of
@@ -222,10 +222,8 @@ class Verbs:
     async def recur(self, request: Request) -> Reply:
         topic, key = request.ref(Verb.SCHEDULE)
         ask: schemas.Recur = asked(request, "recur")
-        rule = rule_of(
-            ask.rule, zone=ask.zone, start=ask.start, until=ask.until, times=ask.times, jitter=ask.jitter,
-            except_on=ask.except_on, on_gap=ask.on_gap, on_repeat=ask.on_repeat,
-        )  # fmt: skip
+        bounds: Any = {name: getattr(ask, name) for name in ("start", *Bounds.__annotations__)}
+        rule = rule_of(ask.rule, zone=ask.zone, **bounds)
         answer = await self._client.recurring.add(
             topic, rule, schemas.payload_of(ask), key=key, group=ask.group, retry=schemas.retries(ask.retry),
             headers=ask.headers, catch_up=ask.catch_up, window=ask.window, most=ask.most, overlap=ask.overlap,
@@ -244,22 +242,16 @@ class Verbs:
         """Change what a recurring task does next. What starts occurrences needs the verb `schedule`."""
         ask: schemas.Steer = asked(request, "steer")
         topic, key = request.ref(Verb.SCHEDULE if ask.do in ("run_now", "backfill") else Verb.RESCHEDULE)
-        verbs = self._client.recurring
+        if ask.do not in schemas.STEPS:
+            raise BadInput("do", ask.do, f"one of {', '.join(schemas.STEPS)}")
+        verb, bounds = getattr(self._client.recurring, ask.do), (ask.since, ask.until)
         if ask.do == "backfill":
-            if ask.since is None or ask.until is None:
-                raise BadInput("since, until", (ask.since, ask.until), "both, with backfill")
-            own = verbs.backfill(topic, key, since=ask.since, until=ask.until)
-            return await self._answered(request, own, sent=False)
-        steers = {
-            "pause": verbs.pause, "resume": verbs.resume, "skip_next": verbs.skip_next, "replan": verbs.replan,
-            "run_now": verbs.run_now,
-        }  # fmt: skip
-        if ask.do not in steers:
-            raise BadInput("do", ask.do, f"one of {', '.join(steers)}, backfill")
-        if ask.since is not None or ask.until is not None:
-            raise BadInput("since, until", (ask.since, ask.until), "neither of them, except with backfill")
-        answer = await steers[ask.do](topic, key)
-        return reply([_item(request.caller, answer, self._client.known_pauses, sent=False)])
+            if None in bounds:
+                raise BadInput("since, until", bounds, "both, with backfill")
+            return await self._answered(request, verb(topic, key, since=ask.since, until=ask.until), sent=False)
+        if bounds != (None, None):
+            raise BadInput("since, until", bounds, "neither of them, except with backfill")
+        return reply([_item(request.caller, await verb(topic, key), self._client.known_pauses, sent=False)])
 
     async def remove(self, request: Request) -> Reply:
         topic, key = request.ref(Verb.CANCEL)

@@ -14,7 +14,7 @@ from tests.service.test_access import make
 from bide import At, Bide, Cron, Every, Task
 from bide.core.events import EventKind, event_of
 from bide.core.instants import instant
-from bide.core.recurrence import Rule, rule_of
+from bide.core.recurrence.rules import Rule, rule_of
 from bide.service.access import Verb
 from bide.service.console.i18n import Locale, inert_line, zone_of
 from bide.service.console.recurring import month_of
@@ -204,7 +204,7 @@ def test_each_button_does_what_it_says(browser: Browser, one: Running) -> None:
     assert "It recurs again" in browser.press("Resume").words
     assert one.run(app.recurring.next("t", "k", 1)) == [first]
     changes = [(event.who, event.what) for event in one.run(app.events("t", "k"))]
-    assert changes == [("anonymous", "schedule: replaced")] * 2 + [("anonymous", "reschedule: moved")]
+    assert changes == [("anonymous", what) for what in ("resume: replaced", "pause: replaced", "reschedule: moved")]
 
     page = browser.press("Remove")
     assert "Remove this recurring task?" in page.words

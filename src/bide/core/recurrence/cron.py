@@ -7,6 +7,7 @@ for each month that can match. Doubtful forms, which other programs read in diff
 from __future__ import annotations
 
 import re
+from calendar import monthrange
 from datetime import date
 from functools import lru_cache
 from typing import NamedTuple
@@ -109,17 +110,15 @@ class CronTimes(NamedTuple):
 @lru_cache(maxsize=1024)
 def _days(times: CronTimes, year: int, month: int) -> int:
     """The matching days of a month, as bits 1 to 31."""
-    first = date(year, month, 1).toordinal()
-    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    length = 30 + (month + month // 8) % 2 - (2 - leap if month == 2 else 0)
+    first, length = monthrange(year, month)
     whole = (2 << length) - 2
     by_day = (times.days | (times.days & 1) << length) & whole
     by_weekday = 0
     for weekday in range(7):
         if times.weekdays >> weekday & 1:
-            by_weekday |= _WEEKS << 1 + (weekday - first) % 7
+            by_weekday |= _WEEKS << 1 + (weekday - 1 - first) % 7
     for weekday, number in times.special:
-        held = _WEEKS << 1 + (weekday - first) % 7 & whole
+        held = _WEEKS << 1 + (weekday - 1 - first) % 7 & whole
         by_weekday |= 1 << held.bit_length() - 1 if number == 0 else held & 127 << 7 * number - 6
     return (by_day & by_weekday if times.both_days else by_day | by_weekday) & whole
 

@@ -32,6 +32,7 @@ _BOUNDS = {
 """The bounds of each numeric part. Where they begin below zero, zero itself is refused."""
 _WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
 _DAY = re.compile(rf"([+-]?\d{{1,2}})?({'|'.join(_WEEKDAYS)})", re.ASCII)
+_NUMBER = re.compile(r"[+-]?\d{1,6}", re.ASCII)
 _STAMP = re.compile(r"(\d{8})(?:T(\d{6})(Z?))?", re.ASCII)
 _START = re.compile(r"DTSTART(?:;VALUE=DATE(?:-TIME)?)?(?:;TZID=([^:;]+))?:(\S+)", re.IGNORECASE)
 
@@ -81,17 +82,12 @@ def _parts(rule: str, text: object) -> dict[str, str]:
         if name in _BOUNDS:
             low, high = _BOUNDS[name]
             numbers = value.split(",") if name.startswith("BY") else [value]
-            good = all(re.fullmatch(r"[+-]?\d{1,6}", one, re.ASCII) and low <= int(one) <= high for one in numbers)
-            good = good and (low >= 0 or 0 not in map(int, numbers))
+            good = all(_NUMBER.fullmatch(one) and low <= int(one) <= high and (low >= 0 or int(one)) for one in numbers)
         elif name == "BYDAY":
             days = [_DAY.fullmatch(day) for day in value.split(",")]
             good = all(day and (day[1] is None or (int(day[1]) and parts.get("FREQ") in _MONTHS)) for day in days)
         else:
-            good = (
-                name == "UNTIL"
-                or (name == "WKST" and value in _WEEKDAYS)
-                or (name == "FREQ" and value in _UNITS.keys() | _MONTHS.keys())
-            )
+            good = name == "UNTIL" or value in {"WKST": _WEEKDAYS, "FREQ": (*_UNITS, *_MONTHS)}.get(name, ())
         if not good or name in parts:
             raise _refusal(text, f"{part!r} is not understood, comes twice or is out of bounds")
         parts[name] = value

@@ -144,37 +144,19 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         if later is None:
             return Step(None)
         due = rule.fires_at(later, key)
-        if due > now:
-            return Step(due)
         if lost and due <= missed:
             return self.on_lease(due, key, due, now) or Step(due)
-        if (
-            self.overlap is Overlap.QUEUE
-            or self.overlap is Overlap.ALLOW
-            or (self.catch_up is CatchUp.ALL and due <= missed)
-        ):
+        caught_up = self.catch_up is CatchUp.ALL and due <= missed
+        if due > now or caught_up or self.overlap is Overlap.QUEUE or self.overlap is Overlap.ALLOW:
             return Step(due)
         target = rule.coming(now, key)
         dropped = len(rule.upto(later, LAST_INSTANT if target is None else target - 1, _COUNTED))
         return Step(None if target is None else rule.fires_at(target, key), dropped, "overlap")
 
 
-def last_instants(rule: Rule, first: Millis, last: Millis, most: int) -> list[Millis]:
-    """The last `most` instants of `rule` in [first, last]. O(most) steps, however far `first` lies back."""
-    length = 1_000
-    while True:
-        start = max(first, last - length)
-        found = rule.upto(start, last, 4 * most + 64)
-        while found and (more := rule.upto(found[-1] + 1, last, 4 * most + 64)):
-            found = found[-most:] + more
-        if len(found) >= most or start == first:
-            return found[-most:]
-        length *= 4
-
-
 @lru_cache(maxsize=16)
 def _newest(rule: Rule, last: Millis, most: int) -> tuple[Millis, ...]:
-    return tuple(last_instants(rule, 0, last, most))
+    return tuple(rule.latest(0, last, most))
 
 
 def occurrence_key(key: str, nominal: Millis) -> str:

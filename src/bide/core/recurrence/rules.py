@@ -10,7 +10,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from datetime import date, datetime
 from functools import lru_cache, partial
-from itertools import islice
 from typing import Annotated, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, get_args
 
 from msgspec import Meta, Struct, structs
@@ -20,13 +19,10 @@ from bide.core.instants import LAST_INSTANT, Length, Millis, When, duration, dur
 from bide.core.recurrence import zones
 from bide.core.recurrence.cron import CronTimes, cron_times, cron_words
 from bide.core.recurrence.ical import MOST_OF_COUNT, RRuleSearch, read_rrule, rrule_times
-from bide.core.recurrence.zones import DAY, OnGap, OnRepeat, Times
-from bide.core.wall_clock import known_zone, zone_info
+from bide.core.recurrence.zones import DAY, OnGap, OnRepeat, Times, zone_info
 
 R = TypeVar("R", bound="_Recurrence")
 _Instant: TypeAlias = Annotated[int, Meta(ge=0, le=LAST_INSTANT)]
-_MOST = 4_000
-"""The most dates in `except_on`, and the most instants of `At`."""
 _MOST_COUNTED, _FARTHEST = 10_000, 400 * 366 * DAY
 """The most `times` of a rule of wall-clock times, and the most by which the last may lie after the start."""
 
@@ -92,25 +88,31 @@ class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=F
 
     def nominal(self, due_at: Millis, key: str) -> Millis:
         """The nominal instant that fires at `due_at` for a key; `due_at` itself if there is none."""
-        found = self._nominal_before(due_at)
-        return due_at if found is None or self.fires_at(found, key) != due_at else found
+        found = self.latest(due_at - self.jitter + 1, due_at, 1) if self.jitter else []
+        return found[0] if found and self.fires_at(found[0], key) == due_at else due_at
 
     def coming(self, now: Millis, key: str) -> Millis | None:
         """The nominal instant that fires next for a key, after `now`. With jitter it may have passed already."""
-        found = self._nominal_before(now)
-        return self.after(now) if found is None or self.fires_at(found, key) <= now else found
+        found = self.latest(now - self.jitter + 1, now, 1) if self.jitter else []
+        return found[0] if found and self.fires_at(found[0], key) > now else self.after(now)
 
-    def _nominal_before(self, at: Millis) -> Millis | None:
-        """The last nominal instant up to `at`, and within the jitter before it. O(log jitter) steps."""
-        low, high, found = at - self.jitter, at, None
-        while low < high:
+    def latest(self, first: Millis, last: Millis, most: int) -> list[Millis]:
+        """The last `most` nominal instants in [first, last]. O(most + log(last - first)) steps."""
+        found, low, high = list[Millis](), first - 1, last
+        while low < high:  # bisect for the last one
             middle = (low + high) // 2
             following = _next(self, middle)
-            if following is not None and following <= at:
-                low = found = following
+            if following is not None and following <= last:
+                found, low = [following], following
             else:
                 high = middle
-        return found
+        start, length = low, 1_000
+        while found and len(found) < most and start > first:
+            start, length = max(first, low - length), 4 * length
+            found = self.upto(start, low, 4 * most + 64)
+            while more := self.upto(found[-1] + 1, low, 4 * most + 64):
+                found = found[-most:] + more
+        return found[-most:]
 
     def upto(self, first: Millis, last: Millis, most: int) -> list[Millis]:
         """The nominal instants from `first` to `last`, both included: at most the first `most` of them."""
@@ -158,8 +160,8 @@ class _WallClockRule(_Recurrence, frozen=True):
         """See `_Recurrence.step`. `search`: a stream that goes on over several steps."""
         stream = search or self._stream()
         times = _without(self.except_on, stream.first_at_or_after)
-        gap: OnGap = self.on_gap or ("run_after" if stream.fixed else "skip")
-        return zones.next_step(times, self.zone, after, gap, self.on_repeat or ("first" if stream.fixed else "both"))
+        on_repeat = self.on_repeat or ("first" if stream.fixed else "both")
+        return zones.next_step(times, self.zone, after, self.gap, on_repeat)
 
     def is_shifted(self, nominal: Millis) -> bool:
         held = zones.segment(self.zone, nominal)
@@ -260,10 +262,10 @@ def RRule(text: str, *, start: When | None = None, zone: str = "UTC", **bounds: 
 
 
 def At(*instants: When | Iterable[When], start: When | None = None, **bounds: Unpack[Bounds]) -> AtRule:  # noqa: N802
-    """A rule of up to 4,000 instants, which are given one by one or as a list. Raises BadInput."""
+    """A rule of instants, which are given one by one or as a list. Raises BadInput."""
     given = [one for some in instants for one in _each(some, "at")]
-    if not 0 < len(given) <= _MOST:
-        raise BadInput("at", f"{len(given)} instants", f"1 to {_MOST:,} instants")
+    if not given:
+        raise BadInput("at", "0 instants", "one or several instants")
     at = tuple(sorted({instant(one) for one in given}))
     return _checked(AtRule(instants=at, **_bounds("UTC", start=start, **bounds)), "at", given)
 
@@ -280,12 +282,12 @@ def rule_of(text: str, *, zone: str = "UTC", start: When | None = None, **bounds
 
 
 def _each(given: object, field: str) -> list[Any]:
-    """The values that were given, one or several; not all if they are too many. Raises BadInput."""
+    """The values that were given, one or several. Raises BadInput."""
     if isinstance(given, str | date):
         return [given]
     if not isinstance(given, Iterable):
         raise BadInput(field, given, f"one or several {'dates' if field == 'except_on' else 'instants'}")
-    return list(islice(given, _MOST + 1))
+    return list(given)
 
 
 def _bounds(
@@ -296,12 +298,10 @@ def _bounds(
     """The fields of the bounds, each checked by itself."""
     for field, value in unknown.items():
         raise BadInput(field, value, f"start, {', '.join(Bounds.__annotations__)} to this rule")
-    days = [] if except_on is None else _each(except_on, "except_on")
     late = 0 if jitter is None else duration(jitter, field="jitter")
     for good, field, value, wanted in (
         (times is None or (type(times) is int and 1 <= times <= 100_000), "times", times, "1 to 100,000"),
         (late <= DAY, "jitter", jitter, "at most a day"),
-        (len(days) <= _MOST, "except_on", f"more than {_MOST:,} dates", f"at most {_MOST:,}"),
         (on_gap in (None, *get_args(OnGap)), "on_gap", on_gap, '"run_after" or "skip"'),
         (on_repeat in (None, *get_args(OnRepeat)), "on_repeat", on_repeat, '"first", "second" or "both"'),
     ):
@@ -309,8 +309,8 @@ def _bounds(
             raise BadInput(field, value, wanted)
     return {
         "start": _instant(start, "start", zone), "until": _instant(until, "until", zone),
-        "times": times, "jitter": late, "except_on": tuple(sorted({_day(one) for one in days})),
-        "on_gap": on_gap, "on_repeat": on_repeat,
+        "times": times, "jitter": late, "on_gap": on_gap, "on_repeat": on_repeat,
+        "except_on": tuple(sorted({_day(one) for one in _each([] if except_on is None else except_on, "except_on")})),
     }  # fmt: skip
 
 
@@ -396,5 +396,5 @@ _after = lru_cache(maxsize=8192)(_next)
 
 def refresh_zones() -> None:
     """Forget all cached zone data, so that a changed time zone database is read anew."""
-    for cached in (known_zone, zones.chunk, _after):
+    for cached in (zones.known_zone, zones.chunk, _after):
         cached.cache_clear()

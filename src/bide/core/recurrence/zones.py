@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo
 
-from bide.core.instants import LAST_INSTANT, Millis, as_datetime
-from bide.core.wall_clock import zone_info
+from bide.core.errors import BadInput
+
+Millis: TypeAlias = int
+"""An integer number of milliseconds: since the epoch (an instant) or a length (a duration)."""
+
+LAST_INSTANT: Millis = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last instant that a datetime can hold
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 OnGap: TypeAlias = Literal["run_after", "skip"]
 OnRepeat: TypeAlias = Literal["first", "second", "both"]
@@ -27,9 +33,22 @@ FIRST_LOCAL: Millis = -719_162 * DAY
 """The beginning of the year 1."""
 _CHUNK: Millis = 360 * DAY
 _SAMPLE: Millis = 3 * DAY  # no zone changes its offset twice within three days and back
-_WIDEST: Millis = 26 * 3_600_000
+WIDEST: Millis = 26 * 3_600_000
 """More than two offsets of a zone ever differ by."""
 _MOST_STEPS = 1_000
+
+
+def zone_info(name: str) -> ZoneInfo:
+    """The zone of this name. Raises BadInput if the time zone database does not know it."""
+    try:
+        if name in ("localtime", "posixrules") or str(name).startswith("right/"):
+            raise KeyError  # on each machine another zone, or one that counts leap seconds
+        return known_zone(name)
+    except (KeyError, ValueError, TypeError, OSError):  # OSError: the name of a directory
+        raise BadInput("zone", name, 'a name of the IANA time zone database, such as "Europe/Rome" or "UTC"') from None
+
+
+known_zone = lru_cache(maxsize=1024)(ZoneInfo.no_cache)
 
 
 class Segment(NamedTuple):
@@ -72,7 +91,8 @@ def chunk(zone: str, index: int) -> tuple[list[Millis], list[Segment]]:
 
 
 def _offset(zone: ZoneInfo, at: Millis) -> Millis:
-    offset = as_datetime(max(FIRST_LOCAL + 2 * DAY, min(at, LAST_INSTANT - 2 * DAY))).astimezone(zone).utcoffset()
+    known = max(FIRST_LOCAL + 2 * DAY, min(at, LAST_INSTANT - 2 * DAY))
+    offset = (EPOCH + timedelta(milliseconds=known)).astimezone(zone).utcoffset()
     return 0 if offset is None else (offset.days * 86_400 + offset.seconds) * 1000
 
 
@@ -102,7 +122,7 @@ def next_step(times: Times, zone: str, after: Millis, on_gap: OnGap, on_repeat: 
         elif found is None:
             return None
         else:
-            at = max(end, found - offset - _WIDEST)
+            at = max(end, found - offset - WIDEST)
     return None
 
 

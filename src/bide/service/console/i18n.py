@@ -19,7 +19,8 @@ from importlib.resources import files
 from bide.core.errors import BadInput
 from bide.core.instants import Millis, as_datetime, check_instant, duration, instant, rough_text
 from bide.core.records import Count
-from bide.core.wall_clock import wall_time, zone_info
+from bide.core.recurrence.zones import zone_info
+from bide.core.wall_clock import wall_time
 
 LANGUAGES = ("en", "zh")
 _UNITS = {"en": ("d", "h", "m", "s"), "zh": ("天", "小时", "分", "秒")}
@@ -173,7 +174,7 @@ class Locale:
         if moment.tzinfo is not None:
             return instant(moment, field=field)
         try:
-            return instant(wall_time(moment, field, self.zone_name, None, False), field=field)
+            return check_instant(wall_time(moment, field, self.zone_name, None, False), field=field)
         except OverflowError:  # from the zone's arithmetic, within a day of the first and the last year
             raise BadInput(field, text, "an instant within the years 1970 to 9999") from None
 

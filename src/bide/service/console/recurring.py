@@ -17,7 +17,7 @@ from bide.core.options import recurrence_of
 from bide.core.records import Count, Record, Ref, Result, State
 from bide.core.recurrence.plan import Recurrence
 from bide.core.recurrence.rules import Rule
-from bide.core.wall_clock import zone_info
+from bide.core.recurrence.zones import zone_info
 from bide.engine.recurring import planned
 from bide.insight.cached_query import CachedQuery
 from bide.insight.recurring import MOST, Miss, misses_of, past_of, recurring_tasks
@@ -58,9 +58,7 @@ def month_of(rule: Rule, now: Millis) -> list[list[Day | None]]:
 
 def next_of(record: Record, recurrence: Recurrence, now: Millis) -> Millis | None:
     """When the next occurrence fires; None: never, while it is paused, or its rule cannot be computed here."""
-    with suppress(BadInput):
-        return next((recurrence.rule.fires_at(one, record.key) for one in planned(record, now, 1)), None)
-    return None
+    return next((recurrence.rule.fires_at(one, record.key) for one in planned(record, now, 1)), None)
 
 
 class RecurringPage(Page):
