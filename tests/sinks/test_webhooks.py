@@ -47,9 +47,9 @@ def why(outcome: Outcome | None) -> str:
 async def test_a_task_is_posted(receiver: Receiver) -> None:
     one = task(attempt=3, token=77)
     async with WebhookPost(allow=[receiver.place], now=lambda: 1_900_000_000.9) as post:
-        assert await post.sink(f"{receiver.url}?shop=7").deliver(one) is None
+        assert await post.sink(f"{receiver.url}/%7e?shop=%2f7%27").deliver(one) is None
     (request,) = receiver.received
-    assert (request.method, request.path, request.body) == ("POST", "/hook?shop=7", b'{"number":42}')
+    assert (request.method, request.path, request.body) == ("POST", "/hook/%7e?shop=%2f7%27", b'{"number":42}')
     headers = dict(request.headers)
     assert headers.pop("user-agent").startswith("bide/")
     assert headers == {

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 import aiohttp
 from aiohttp.abc import AbstractResolver
 from msgspec import DecodeError
+from yarl import URL
 
 from bide._version import __version__
 from bide.core.errors import BadInput, SetupError
@@ -76,7 +77,6 @@ class WebhookPost:
         self._connections = connections
         self._tls = tls
         self._resolver = resolver
-        self._own_resolver: sending.ThreadedResolver | None = None
         self._hosts: HostLimits | None = None
         self.sessions: dict[bool, aiohttp.ClientSession] = {}
         """By `Target.trusted`: the session whose connections are guarded, and the one for hosts allowed by name."""
@@ -124,8 +124,7 @@ class WebhookPost:
         if self._hosts is not None:
             raise SetupError("the webhook post is open already")
         self._hosts = HostLimits(self.per_host)
-        if (resolver := self._resolver) is None:
-            resolver = self._own_resolver = sending.ThreadedResolver()
+        resolver = self._resolver or sending.ThreadedResolver()
         for trusted in (False, True) if self.guard.trusts_hosts else (False,):
             self.sessions[trusted] = sending.new_session(
                 limit=self._connections,
@@ -141,9 +140,6 @@ class WebhookPost:
         self._hosts = None
         sessions, self.sessions = self.sessions, {}
         await asyncio.gather(*(session.close() for session in sessions.values()))
-        if self._own_resolver is not None:
-            await self._own_resolver.close()
-            self._own_resolver = None
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -278,7 +274,7 @@ class WebhookSink:
         token = sending.CURRENT_EXCHANGE.set(exchange)
         try:
             return await self._post.sessions[target.trusted].post(
-                target.url,
+                URL(target.url, encoded=True),  # not requoted: a receiver may have signed it
                 data=payload if len(payload) <= _LARGE else BytesIO(payload),
                 headers=headers,
                 timeout=timeout,
