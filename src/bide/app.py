@@ -195,6 +195,8 @@ class Bide(Client):
     def route(self, topic: str, sink: Sink, *, concurrency: int | None = None, **how: Unpack[RouteOptions]) -> None:
         """Send the deliveries of `topic` to `sink`, an object with `async deliver(task)`. Options and errors: see
         `handler`."""
+        if not callable(getattr(sink, "deliver", None)):
+            raise BadInput("sink", sink, "an object with `async deliver(task)`")
         route = self._route_of(topic, concurrency, how, "app.route")
         self.routes[topic] = route(sink=sink, concurrency=concurrency or self.settings.topic_concurrency)
 

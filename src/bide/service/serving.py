@@ -101,6 +101,13 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
         return found
 
 
+_DEFAULTS = TopicConfig()
+_OF_WEBHOOKS = ("secrets_file", "headers", "connect_timeout")
+_OF_SINKS = ("timeout", "concurrency")
+_IN_THE_FILE = {"url": "webhook", "connect": "connect_timeout", "total": "timeout"}
+"""The settings that a sink names otherwise in its errors."""
+
+
 class WebhooksConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     allow: list[str] = field(default_factory=list)
     """Networks, and hosts with a port, in addition to public addresses."""
@@ -139,7 +146,17 @@ def read_config(path: str) -> ServeConfig:
         check_topic(topic, f"{path}: topics")
         if one.sink is not None and one.webhook is not None:
             raise BadInput(f"{path}: topics.{topic}", "a webhook and a sink", "one of the two")
+        _refuse_idle(one, f"{path}: topics.{topic}")
     return config
+
+
+def _refuse_idle(one: TopicConfig, where: str) -> None:
+    """Raise BadInput for a setting that has no effect: a forgotten webhook would leave the tasks to consumers."""
+    idle = () if one.webhook is not None else _OF_WEBHOOKS if one.sink is not None else (*_OF_WEBHOOKS, *_OF_SINKS)
+    for name in idle:
+        if getattr(one, name) != getattr(_DEFAULTS, name):
+            needed = "a webhook" if name in _OF_WEBHOOKS else "a webhook or a sink"
+            raise BadInput(where, name, f"{needed} with it; without one it has no effect")
 
 
 def _first_misfit(topics: dict[str, object]) -> str:
@@ -181,7 +198,8 @@ class ServiceInstance:
             try:
                 self._add(topic, one)
             except BadInput as error:
-                raise BadInput(f"topics.{topic}.{error.field}", error.value, error.accepted) from None
+                named = _IN_THE_FILE.get(error.field, error.field.replace("secrets[", "secrets_file["))
+                raise BadInput(f"topics.{topic}.{named}", error.value, error.accepted) from None
         app.config = replace(app.config, retentions=app.config.retentions.at_most(config.keep_most))
 
     def _add(self, topic: Topic, one: TopicConfig) -> None:
@@ -196,8 +214,7 @@ class ServiceInstance:
                 None if per_task else one.webhook, per_task=per_task, secrets=secrets,
                 connect=one.connect_timeout, total=one.timeout, headers=one.headers,
             )  # fmt: skip
-            slots = 5 * sink.concurrency if one.concurrency is None else one.concurrency
-            app.route(topic, sink, concurrency=slots, retry=retry, losses=one.losses)
+            app.route(topic, sink, concurrency=one.concurrency or sink.concurrency, retry=retry, losses=one.losses)
         elif one.sink is not None:
             other = sink_at(one.sink, "sink")
             if isinstance(other, AbstractAsyncContextManager):
