@@ -306,6 +306,16 @@ async def test_a_topic_that_is_gone_for_an_hour_has_no_series(
         assert made("bide_outcomes_total", topic="old", verdict="done") is None
 
 
+async def test_a_paused_topic_does_not_stand_for_all_others() -> None:
+    made = Measured(topics=0)
+    async with made.app as app:
+        for topic in ("paused", "due"):
+            await app.schedule(topic, key="a", delay="0s")
+        await app.pause("paused")
+        await made.scrape()
+    assert [made(f"bide_{name}", topic="other") for name in ("topic_paused", "tasks_due")] == [None, 1]
+
+
 async def test_many_scrapes_are_one_tally() -> None:
     made = Measured(tally_every=60)
     async with made.app:

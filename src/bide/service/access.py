@@ -495,10 +495,10 @@ class Access:
 
 def is_loopback(host: str) -> bool:
     """Return True if only this machine can reach a socket bound to `host`. The only accepted name is localhost."""
-    if host.startswith("/") or host == "localhost":
+    if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 

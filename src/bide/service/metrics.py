@@ -450,15 +450,18 @@ class Metrics(Instrument):
         tasks: dict[Values, float]
         tasks = {(topic, state.value): sample.tasks.get((topic, state), 0) for state in State for topic in topics}
 
+        # else one paused topic would stand for all that share its label
+        unseen = {topic for topic in sample.paused if label(topic) != topic}
+
         def of_topics(numbers: Mapping[Topic, float]) -> dict[Values, float]:
-            return {(topic,): numbers.get(topic, 0) for topic in topics}
+            return {(topic,): numbers.get(topic, 0) for topic in topics if topic not in unseen}
 
         found |= {
             "bide_counts_age_seconds": {(): self._counting.age},
             "bide_tasks": by_label(tasks, label),
             "bide_tasks_due": by_label(of_topics(sample.due), label),
             "bide_oldest_due_seconds": by_label(of_topics(sample.oldest), label, max),
-            "bide_topic_paused": {(label(topic),): 1 for topic in sample.paused},
+            "bide_topic_paused": {(topic,): 1 for topic in sample.paused if topic not in unseen},
             "bide_counts_at_limit": {(): sample.at_limit},
             "bide_topics_in_other": {(): sum(label(topic) != topic for topic in present)},
             "bide_clock_skew_seconds": {} if sample.skew is None else {(): sample.skew},

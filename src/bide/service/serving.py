@@ -416,7 +416,7 @@ def _bind(host: str, port: int) -> socket.socket:
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # explicit, for TCP_NODELAY
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((host, port))
+        listening.bind((host.strip("[]"), port))
     except OSError as error:
         listening.close()
         advice = ""

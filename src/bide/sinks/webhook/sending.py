@@ -374,7 +374,7 @@ def what_failed(error: Exception, host: str, connect: float, total: float) -> st
         case OSError():
             return f"the connection to {host} broke ({_said(error)})"
         case aiohttp.ClientResponseError():
-            return f"{host} did not answer in HTTP ({inert(error.message)})"
+            return f"{host} did not answer in HTTP ({inert(' '.join(error.message.split()))})"
         case _:
             return f"the request to {host} failed ({type(error).__name__})"
 
