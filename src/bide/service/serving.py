@@ -186,14 +186,12 @@ class ServiceInstance:
         self._insecure = insecure
         self._policies: dict[Topic, Policy] = {}
         self._default = Policy(policy(None), app.settings.losses)
-        self._sinks: list[AbstractAsyncContextManager[object]] = []
         self._post = None
         if config.webhooks.allow or any(one.webhook is not None for one in config.topics.values()):
             self._post = webhook_post(
                 allow=config.webhooks.allow, per_host=config.webhooks.per_host,
                 plain_http=config.webhooks.plain_http, observe=self.metrics.webhook,
             )  # fmt: skip
-            self._sinks.append(self._post)
         for topic, one in config.topics.items():
             try:
                 self._add(topic, one)
@@ -214,12 +212,12 @@ class ServiceInstance:
                 None if per_task else one.webhook, per_task=per_task, secrets=secrets,
                 connect=one.connect_timeout, total=one.timeout, headers=one.headers,
             )  # fmt: skip
-            app.route(topic, sink, concurrency=one.concurrency or sink.concurrency, retry=retry, losses=one.losses)
+            app.route(topic, sink, concurrency=one.concurrency, retry=retry, losses=one.losses)
         elif one.sink is not None:
-            other = sink_at(one.sink, "sink")
-            if isinstance(other, AbstractAsyncContextManager):
-                self._sinks.append(other)
-            app.route(topic, other, concurrency=one.concurrency, retry=retry, losses=one.losses, timeout=one.timeout)
+            app.route(
+                topic, sink_at(one.sink, "sink"), concurrency=one.concurrency, retry=retry, losses=one.losses,
+                timeout=one.timeout,
+            )  # fmt: skip
         app.retain(topic, done=one.keep_done, cancelled=one.keep_cancelled, dead=one.keep_dead)
 
     def policy_of(self, topic: Topic) -> Policy:
@@ -240,8 +238,6 @@ class ServiceInstance:
         self.open_to_all = anonymous and not tokens
         if is_traced():
             app.trace()
-        for sink in self._sinks:
-            await stack.enter_async_context(sink)
         self._long_poll = LongPoll(
             app, policy_of=self.policy_of, started=self.metrics.started, settled=self.metrics.settled,
             may_note=EventQuota().take,
