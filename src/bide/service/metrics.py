@@ -275,7 +275,7 @@ def _families() -> list[Family[Any]]:
             "bide_webhook_results_total", "Webhooks, by the class of the answer's status and the outcome.",
             "topic", "status", "outcome",
         ),
-        Histogram(_REQUEST, "bide_webhook_seconds", "Webhooks, from the start of a delivery to its outcome.", "topic"),
+        Histogram(_REQUEST, "bide_webhook_seconds", "Webhooks that were sent, from the start to the outcome.", "topic"),
         counter(
             "bide_http_requests_total", "Requests, by the status of the answer; 499: the caller had disconnected.",
             "call", "status",
@@ -409,7 +409,8 @@ class Metrics(Instrument):
         topic, status = self._topics.label(result.topic), result.status
         family = "none" if status is None else f"{status // 100}xx" if 100 <= status <= 599 else OTHER
         self._webhooks.add(topic, family, result.outcome if result.outcome in _OUTCOMES else OTHER)
-        self._webhook_seconds.series(topic).observe(result.seconds)
+        if result.outcome != "defer":  # thousands that sent nothing would hide how slow a host is
+            self._webhook_seconds.series(topic).observe(result.seconds)
 
     def request(self, call: str, status: int, seconds: float) -> None:
         """A request was answered; `call` is the route's name, not the path."""
