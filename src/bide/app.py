@@ -198,7 +198,7 @@ class Bide(Client):
         if not callable(getattr(sink, "deliver", None)):
             raise BadInput("sink", sink, "an object with `async deliver(task)`")
         route = self._route_of(topic, concurrency, how, "app.route")
-        slots = concurrency or getattr(sink, "concurrency", self.settings.topic_concurrency)
+        slots = concurrency or getattr(sink, "concurrency", None) or self.settings.topic_concurrency
         self.routes[topic] = route(sink=sink, concurrency=slots)
 
     def recurs(

@@ -351,14 +351,8 @@ class Result(Struct):
 
 async def test_webhooks_requests_polls_and_streams(measured: Measured) -> None:
     metrics = measured.metrics
-    for code, outcome in (
-        (204, "done"),
-        (503, "retry"),
-        (None, "retry"),
-        (410, "dead"),
-        (999, "strange"),
-        (None, "defer"),
-    ):
+    ended = {204: "done", 503: "retry", None: "retry", 410: "dead", 999: "strange"}
+    for code, outcome in [*ended.items(), (None, "defer")]:
         metrics.webhook(Result("order.close", code, 0.03, outcome))
     metrics.request("schedule", 201, 0.002)
     metrics.request("schedule", 7, 0.002)
