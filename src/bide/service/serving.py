@@ -102,8 +102,11 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 _DEFAULTS = TopicConfig()
-_OF_WEBHOOKS = ("secrets_file", "headers", "connect_timeout")
-_OF_SINKS = ("timeout", "concurrency")
+_IDLE = {
+    **dict.fromkeys(("secrets_file", "headers", "connect_timeout"), "a webhook"),
+    **dict.fromkeys(("timeout", "concurrency"), "a webhook or a sink"),
+}
+"""The settings that have no effect without something else: a forgotten webhook would leave the tasks to consumers."""
 _IN_THE_FILE = {"url": "webhook", "connect": "connect_timeout", "total": "timeout"}
 """The settings that a sink names otherwise in its errors."""
 
@@ -146,17 +149,11 @@ def read_config(path: str) -> ServeConfig:
         check_topic(topic, f"{path}: topics")
         if one.sink is not None and one.webhook is not None:
             raise BadInput(f"{path}: topics.{topic}", "a webhook and a sink", "one of the two")
-        _refuse_idle(one, f"{path}: topics.{topic}")
+        for name, needed in _IDLE.items():
+            unmet = one.webhook is None and (one.sink is None or needed == "a webhook")
+            if unmet and getattr(one, name) != getattr(_DEFAULTS, name):
+                raise BadInput(f"{path}: topics.{topic}", name, f"{needed} with it; without one it has no effect")
     return config
-
-
-def _refuse_idle(one: TopicConfig, where: str) -> None:
-    """Raise BadInput for a setting that has no effect: a forgotten webhook would leave the tasks to consumers."""
-    idle = () if one.webhook is not None else _OF_WEBHOOKS if one.sink is not None else (*_OF_WEBHOOKS, *_OF_SINKS)
-    for name in idle:
-        if getattr(one, name) != getattr(_DEFAULTS, name):
-            needed = "a webhook" if name in _OF_WEBHOOKS else "a webhook or a sink"
-            raise BadInput(where, name, f"{needed} with it; without one it has no effect")
 
 
 def _first_misfit(topics: dict[str, object]) -> str:
