@@ -83,7 +83,7 @@ The time zone database is read as a table of constants."""
 
 OTHERS: dict[str, set[str]] = {
     "stores": {"msgspec", "aiohttp", "apsw", "redis", "hiredis", "asyncpg", "asyncmy"},
-    "sinks": {"msgspec", "aiohttp", "opentelemetry"},
+    "sinks": {"msgspec", "aiohttp", "opentelemetry", "yarl"},
     "cli": {"msgspec", "click", "rich", "uvloop"},
     "service": {"msgspec", "uvicorn", "prometheus_client", "opentelemetry", "jinja2", "markupsafe"},
 }

@@ -14,10 +14,10 @@ from tests.service.calling import Api
 from tests.service.test_streams import serve
 from tests.waiting import until
 
-from bide import BadInput, Settings, SetupError, extensions
+from bide import BadInput, Bide, Settings, SetupError, extensions
 from bide.cli import main
 from bide.cli.exits import Exit
-from bide.service.serving import read_config
+from bide.service.serving import ServiceInstance, read_config
 from bide.wiring import store_maker
 
 DELIVERS = """
@@ -92,3 +92,10 @@ def test_what_is_not_installed_or_cannot_be_loaded_says_so(monkeypatch: pytest.M
     both.write_text('[topics.t]\nsink = "lines:x"\nwebhook = "https://shop.example/"\n')
     with pytest.raises(BadInput, match="a webhook and a sink"):
         read_config(str(both))
+    installed = {name: EntryPoint(name, f"builtins:{name}", "any") for name in ("int", "print")}
+    monkeypatch.setattr(extensions, "installed", lambda group: installed)
+    with pytest.raises(SetupError, match=r"'int'.*cannot be made: ValueError"):
+        store_maker("int:x", Settings())
+    both.write_text('[topics.t]\nsink = "print:x"')
+    with pytest.raises(BadInput, match=r"topics\.t\.sink.*an object with `async deliver"):
+        ServiceInstance(Bide("memory:"), read_config(str(both)), host="127.0.0.1")

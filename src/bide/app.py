@@ -193,10 +193,13 @@ class Bide(Client):
         return register
 
     def route(self, topic: str, sink: Sink, *, concurrency: int | None = None, **how: Unpack[RouteOptions]) -> None:
-        """Send the deliveries of `topic` to `sink`, an object with `async deliver(task)`. Options and errors: see
-        `handler`."""
+        """Send the deliveries of `topic` to `sink`, an object with `async deliver(task)`. `concurrency` is by default
+        that of the sink, if it has one. Options and errors: see `handler`."""
+        if not callable(getattr(sink, "deliver", None)):
+            raise BadInput("sink", sink, "an object with `async deliver(task)`")
         route = self._route_of(topic, concurrency, how, "app.route")
-        self.routes[topic] = route(sink=sink, concurrency=concurrency or self.settings.topic_concurrency)
+        slots = concurrency or getattr(sink, "concurrency", None) or self.settings.topic_concurrency
+        self.routes[topic] = route(sink=sink, concurrency=slots)
 
     def recurs(
         self, rule: Rule, *, topic: str | None = None, payload: object = None, **options: Unpack[RecurrenceOptions]

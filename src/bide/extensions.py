@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from bide.core.errors import SetupError
+from bide.core.errors import BideError, SetupError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -40,6 +40,16 @@ def load(extension: EntryPoint) -> Any:
         return extension.load()
     except Exception as error:
         raise SetupError(f"{described(extension)} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def make(extension: EntryPoint, url: str) -> Any:
+    """Load it and call it with `url`. Raises SetupError, which names it, for any error that is no BideError."""
+    try:
+        return load(extension)(url)
+    except BideError:
+        raise
+    except Exception as error:
+        raise SetupError(f"{described(extension)} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def described(extension: EntryPoint) -> str:

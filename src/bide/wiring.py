@@ -67,9 +67,9 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
         return partial(make, clock="server" if own_clock else "caller")
     others = extensions.installed(extensions.STORES)
     if parts.scheme in others:
-        make = extensions.load(others[parts.scheme])
-        make(url)  # so that a wrong URL is reported now, not at the first use
-        return lambda: make(url)
+        make = partial(extensions.make, others[parts.scheme], url)
+        make()  # so that a wrong URL is reported now, not at the first use
+        return make
     more = "".join(f', "{scheme}:..."' for scheme in sorted(others))
     raise BadInput("store", without_secrets(url), _ACCEPTED + more)
 
@@ -133,7 +133,7 @@ def sink_at(url: str, field: str) -> Sink:
     if scheme not in others:
         known = ", ".join(sorted(others)) or "none is installed"
         raise BadInput(field, without_secrets(url), f"a URL with the scheme of an installed sink ({known})")
-    sink: Sink = extensions.load(others[scheme])(url)
+    sink: Sink = extensions.make(others[scheme], url)
     return sink
 
 

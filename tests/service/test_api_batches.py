@@ -24,7 +24,7 @@ from bide import Bide
 from bide.core.errors import BadInput
 from bide.core.instants import instant
 from bide.service.access import EventQuota
-from bide.service.serving import ServeConfig, ServiceInstance, TopicConfig, read_config
+from bide.service.serving import PER_TASK, ServeConfig, ServiceInstance, TopicConfig, read_config
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 
@@ -330,6 +330,9 @@ def test_the_policy_of_the_topic_is_the_files(topic: str) -> None:
         assert api.get(topic, "43") is None
 
 
+WEBHOOK = '[topics.t]\nwebhook = "https://shop.example/"\n'
+
+
 @pytest.mark.parametrize(
     ("text", "field"),
     [
@@ -337,7 +340,11 @@ def test_the_policy_of_the_topic_is_the_files(topic: str) -> None:
         ("[topics.t]\nlosses = 0", "topics.t.losses"),
         ("[topics.t]\nconcurrency = 0", "topics.t.concurrency"),
         ('[topics.t]\nkeep_done = "soon"', "topics.t.keep_done"),
-        ('[topics.t]\nsecrets_file = "nowhere"', "topics.t.secrets_file"),
+        (f'{WEBHOOK}secrets_file = "nowhere"', "topics.t.secrets_file"),
+        (f'{WEBHOOK}timeout = "0s"', "topics.t.timeout"),
+        ('[topics.t]\nwebhook = "https://10.0.0.1/"', "topics.t.webhook"),
+        ('[topics.t]\ntimeout = "3s"', "topics.t: 'timeout' is not accepted; give a webhook or a sink with it"),
+        ('[topics.t]\nsink = "a:b"\nheaders = {a = "b"}', "topics.t: 'headers' is not accepted; give a webhook"),
         ('[topics.t]\nretry = "often"', "topics.t.retry"),
         ("[webhooks]\nper_host = 0", "webhooks.per_host"),
         ('[webhooks]\nallow = ["nonsense/33"]', "allow[0]"),
@@ -348,6 +355,13 @@ def test_a_wrong_setting_of_the_file_is_named_with_its_topic(text: str, field: s
     path.write_text(text, encoding="utf-8")
     with pytest.raises(BadInput, match=re.escape(field)):
         ServiceInstance(Bide("memory:"), read_config(str(path)), host="127.0.0.1")
+
+
+def test_a_webhook_has_as_many_slots_as_its_host() -> None:
+    app, topics = Bide("memory:"), {"one": "https://shop.example/", "each": PER_TASK}
+    config = ServeConfig(topics={topic: TopicConfig(webhook=url) for topic, url in topics.items()})
+    ServiceInstance(app, config, host="127.0.0.1")
+    assert {topic: route.concurrency for topic, route in app.routes.items()} == {"one": 20, "each": 100}
 
 
 WRONG: dict[tuple[str, str], list[Any]] = {

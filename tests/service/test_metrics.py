@@ -306,6 +306,16 @@ async def test_a_topic_that_is_gone_for_an_hour_has_no_series(
         assert made("bide_outcomes_total", topic="old", verdict="done") is None
 
 
+async def test_a_paused_topic_does_not_stand_for_all_others() -> None:
+    made = Measured(topics=0)
+    async with made.app as app:
+        for topic in ("paused", "due"):
+            await app.schedule(topic, key="a", delay="0s")
+        await app.pause("paused")
+        await made.scrape()
+    assert [made(f"bide_{name}", topic="other") for name in ("topic_paused", "tasks_due")] == [None, 1]
+
+
 async def test_many_scrapes_are_one_tally() -> None:
     made = Measured(tally_every=60)
     async with made.app:
@@ -341,7 +351,8 @@ class Result(Struct):
 
 async def test_webhooks_requests_polls_and_streams(measured: Measured) -> None:
     metrics = measured.metrics
-    for code, outcome in ((204, "done"), (503, "retry"), (None, "retry"), (410, "dead"), (999, "strange")):
+    ended = {204: "done", 503: "retry", None: "retry", 410: "dead", 999: "strange"}
+    for code, outcome in [*ended.items(), (None, "defer")]:
         metrics.webhook(Result("order.close", code, 0.03, outcome))
     metrics.request("schedule", 201, 0.002)
     metrics.request("schedule", 7, 0.002)

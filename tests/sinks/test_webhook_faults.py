@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 from standardwebhooks import Webhook, WebhookVerificationError
+from tests.programs import python
 from tests.sinks.receiver import Answer, Received, Receiver, closes, hangs, receiving, says, says_bytes
 from tests.stores.certificates import certify
 from tests.waiting import PATIENCE, pause
@@ -431,6 +432,25 @@ async def test_names_that_are_slow_to_look_up_hold_up_no_other(monkeypatch: pyte
         assert not any(one.done() for one in stuck)
         released.set()
         assert all("Temporary failure" in why(outcome) for outcome in await asyncio.gather(*stuck))
+
+
+LEAVES_A_LOOKUP = """
+import asyncio, socket, threading
+from bide.sinks.webhook import WebhookPost
+from bide.testing import task_for
+
+socket.getaddrinfo = lambda *_: threading.Event().wait()
+
+async def main():
+    async with WebhookPost() as post:
+        print(await post.sink("https://slow.example/", connect="10ms").deliver(task_for("a", 1)))
+
+asyncio.run(main())
+"""
+
+
+def test_a_name_that_is_slow_to_look_up_does_not_hold_up_the_end_of_the_process() -> None:
+    assert "no connection to slow.example:443" in python("-c", LEAVES_A_LOOKUP).stdout
 
 
 # --- broken off

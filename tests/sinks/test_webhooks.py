@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -47,9 +46,9 @@ def why(outcome: Outcome | None) -> str:
 async def test_a_task_is_posted(receiver: Receiver) -> None:
     one = task(attempt=3, token=77)
     async with WebhookPost(allow=[receiver.place], now=lambda: 1_900_000_000.9) as post:
-        assert await post.sink(f"{receiver.url}?shop=7").deliver(one) is None
+        assert await post.sink(f"{receiver.url}/%7e?shop=%2f7%27").deliver(one) is None
     (request,) = receiver.received
-    assert (request.method, request.path, request.body) == ("POST", "/hook?shop=7", b'{"number":42}')
+    assert (request.method, request.path, request.body) == ("POST", "/hook/%7e?shop=%2f7%27", b'{"number":42}')
     headers = dict(request.headers)
     assert headers.pop("user-agent").startswith("bide/")
     assert headers == {
@@ -296,15 +295,30 @@ async def test_a_post_that_is_not_open_says_so(receiver: Receiver) -> None:
     with pytest.raises(SetupError, match="not open"):
         await sink.deliver(task())
     async with post:
-        assert await sink.deliver(task()) is None
-        with pytest.raises(SetupError, match="open already"):
-            await post.open()
+        with pytest.raises(SetupError, match="open in another event loop"):
+            await asyncio.to_thread(asyncio.run, post.open())
+        async with Bide("memory:") as app:
+            app.route("order.close", sink)
+            await app.schedule("order.close", delay="0s")
+            async with app.worker() as worker:
+                await worker.until_empty()
+        assert await sink.deliver(task()) is None, "the worker does not close what others have opened"
     with pytest.raises(SetupError, match="not open"):
         await sink.deliver(task())
-    async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(post)
-        assert await sink.deliver(task()) is None
     await post.close()
+
+
+async def test_a_worker_opens_what_its_sinks_share(receiver: Receiver) -> None:
+    app, post = Bide("memory:"), WebhookPost(allow=[receiver.place])
+    for topic in ("a", "b"):
+        app.route(topic, post.sink(receiver.url))
+        assert app.routes[topic].concurrency == 20
+    for _ in range(2):
+        async with app, app.worker() as worker:
+            await app.schedule("b", delay="0s")
+            await worker.until_empty()
+    assert len(receiver.received) == 2
+    assert post.sessions == {}
 
 
 def test_how_many_at_once_suits_a_route() -> None:

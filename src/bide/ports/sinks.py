@@ -24,7 +24,10 @@ Given = TypeVar("Given")
 
 
 class Sink(Protocol):
-    """The destination of deliveries. It returns or raises an Outcome; any other exception is a failed delivery."""
+    """The destination of deliveries. It returns or raises an Outcome; any other exception is a failed delivery.
+
+    If it is an async context manager too, each worker enters it, before its first delivery.
+    """
 
     async def deliver(self, task: Task[Any]) -> Outcome | None: ...
 

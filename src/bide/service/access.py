@@ -5,10 +5,9 @@ A pattern is a topic in which `*` stands for any characters, or none. Every othe
 Matching never backtracks, so it costs at most (parts of the pattern) x (length of the topic).
 
 A token is `bide_<id>_<secret>`: the prefix lets scanners find leaked tokens, the id names it, and the secret is 32
-random bytes, of which only the SHA-256 is kept. A fast hash is right here. A password hash is slow to make guessing
-from a short list expensive, but 2^256 equally likely secrets have no short list. A slow hash would only let callers
-without a token waste the service's time. All tokens are read from the store at most once a second, whatever callers
-send. So a guess costs the store nothing and this process 2 us, and guesses are not throttled; only their log is.
+random bytes, of which only the SHA-256 is kept (docs/security.md says why a fast hash is right). All tokens are read
+from the store at most once a second, whatever callers send. So a guess costs the store nothing and this process 2 us,
+and guesses are not throttled; only their log is.
 
 Cross-site requests are detected by headers that browsers set and pages cannot change, in the order of Go's
 `http.CrossOriginProtection`, which follows F. Valsorda's research ("Cross-Site Request Forgery", 2025): Sec-Fetch-Site
@@ -495,10 +494,10 @@ class Access:
 
 def is_loopback(host: str) -> bool:
     """Return True if only this machine can reach a socket bound to `host`. The only accepted name is localhost."""
-    if host.startswith("/") or host == "localhost":
+    if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 

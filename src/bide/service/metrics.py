@@ -275,7 +275,7 @@ def _families() -> list[Family[Any]]:
             "bide_webhook_results_total", "Webhooks, by the class of the answer's status and the outcome.",
             "topic", "status", "outcome",
         ),
-        Histogram(_REQUEST, "bide_webhook_seconds", "Webhooks, from the start of a delivery to its outcome.", "topic"),
+        Histogram(_REQUEST, "bide_webhook_seconds", "Webhooks that were sent, from the start to the outcome.", "topic"),
         counter(
             "bide_http_requests_total", "Requests, by the status of the answer; 499: the caller had disconnected.",
             "call", "status",
@@ -409,7 +409,8 @@ class Metrics(Instrument):
         topic, status = self._topics.label(result.topic), result.status
         family = "none" if status is None else f"{status // 100}xx" if 100 <= status <= 599 else OTHER
         self._webhooks.add(topic, family, result.outcome if result.outcome in _OUTCOMES else OTHER)
-        self._webhook_seconds.series(topic).observe(result.seconds)
+        if result.outcome != "defer":  # thousands that sent nothing would hide how slow a host is
+            self._webhook_seconds.series(topic).observe(result.seconds)
 
     def request(self, call: str, status: int, seconds: float) -> None:
         """A request was answered; `call` is the route's name, not the path."""
@@ -450,15 +451,18 @@ class Metrics(Instrument):
         tasks: dict[Values, float]
         tasks = {(topic, state.value): sample.tasks.get((topic, state), 0) for state in State for topic in topics}
 
+        # else one paused topic would stand for all that share its label
+        unseen = {topic for topic in sample.paused if label(topic) != topic}
+
         def of_topics(numbers: Mapping[Topic, float]) -> dict[Values, float]:
-            return {(topic,): numbers.get(topic, 0) for topic in topics}
+            return {(topic,): numbers.get(topic, 0) for topic in topics if topic not in unseen}
 
         found |= {
             "bide_counts_age_seconds": {(): self._counting.age},
             "bide_tasks": by_label(tasks, label),
             "bide_tasks_due": by_label(of_topics(sample.due), label),
             "bide_oldest_due_seconds": by_label(of_topics(sample.oldest), label, max),
-            "bide_topic_paused": {(label(topic),): 1 for topic in sample.paused},
+            "bide_topic_paused": {(topic,): 1 for topic in sample.paused if topic not in unseen},
             "bide_counts_at_limit": {(): sample.at_limit},
             "bide_topics_in_other": {(): sum(label(topic) != topic for topic in present)},
             "bide_clock_skew_seconds": {} if sample.skew is None else {(): sample.skew},

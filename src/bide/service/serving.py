@@ -101,6 +101,16 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
         return found
 
 
+_DEFAULTS = TopicConfig()
+_IDLE = {
+    **dict.fromkeys(("secrets_file", "headers", "connect_timeout"), "a webhook"),
+    **dict.fromkeys(("timeout", "concurrency"), "a webhook or a sink"),
+}
+"""The settings that have no effect without something else: a forgotten webhook would leave the tasks to consumers."""
+_IN_THE_FILE = {"url": "webhook", "connect": "connect_timeout", "total": "timeout"}
+"""The settings that a sink names otherwise in its errors."""
+
+
 class WebhooksConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     allow: list[str] = field(default_factory=list)
     """Networks, and hosts with a port, in addition to public addresses."""
@@ -139,6 +149,10 @@ def read_config(path: str) -> ServeConfig:
         check_topic(topic, f"{path}: topics")
         if one.sink is not None and one.webhook is not None:
             raise BadInput(f"{path}: topics.{topic}", "a webhook and a sink", "one of the two")
+        for name, needed in _IDLE.items():
+            unmet = one.webhook is None and (one.sink is None or needed == "a webhook")
+            if unmet and getattr(one, name) != getattr(_DEFAULTS, name):
+                raise BadInput(f"{path}: topics.{topic}", name, f"{needed} with it; without one it has no effect")
     return config
 
 
@@ -169,19 +183,18 @@ class ServiceInstance:
         self._insecure = insecure
         self._policies: dict[Topic, Policy] = {}
         self._default = Policy(policy(None), app.settings.losses)
-        self._sinks: list[AbstractAsyncContextManager[object]] = []
         self._post = None
         if config.webhooks.allow or any(one.webhook is not None for one in config.topics.values()):
             self._post = webhook_post(
                 allow=config.webhooks.allow, per_host=config.webhooks.per_host,
                 plain_http=config.webhooks.plain_http, observe=self.metrics.webhook,
             )  # fmt: skip
-            self._sinks.append(self._post)
         for topic, one in config.topics.items():
             try:
                 self._add(topic, one)
             except BadInput as error:
-                raise BadInput(f"topics.{topic}.{error.field}", error.value, error.accepted) from None
+                named = _IN_THE_FILE.get(error.field, error.field.replace("secrets[", "secrets_file["))
+                raise BadInput(f"topics.{topic}.{named}", error.value, error.accepted) from None
         app.config = replace(app.config, retentions=app.config.retentions.at_most(config.keep_most))
 
     def _add(self, topic: Topic, one: TopicConfig) -> None:
@@ -196,13 +209,12 @@ class ServiceInstance:
                 None if per_task else one.webhook, per_task=per_task, secrets=secrets,
                 connect=one.connect_timeout, total=one.timeout, headers=one.headers,
             )  # fmt: skip
-            slots = 5 * sink.concurrency if one.concurrency is None else one.concurrency
-            app.route(topic, sink, concurrency=slots, retry=retry, losses=one.losses)
+            app.route(topic, sink, concurrency=one.concurrency, retry=retry, losses=one.losses)
         elif one.sink is not None:
-            other = sink_at(one.sink, "sink")
-            if isinstance(other, AbstractAsyncContextManager):
-                self._sinks.append(other)
-            app.route(topic, other, concurrency=one.concurrency, retry=retry, losses=one.losses, timeout=one.timeout)
+            app.route(
+                topic, sink_at(one.sink, "sink"), concurrency=one.concurrency, retry=retry, losses=one.losses,
+                timeout=one.timeout,
+            )  # fmt: skip
         app.retain(topic, done=one.keep_done, cancelled=one.keep_cancelled, dead=one.keep_dead)
 
     def policy_of(self, topic: Topic) -> Policy:
@@ -223,8 +235,6 @@ class ServiceInstance:
         self.open_to_all = anonymous and not tokens
         if is_traced():
             app.trace()
-        for sink in self._sinks:
-            await stack.enter_async_context(sink)
         self._long_poll = LongPoll(
             app, policy_of=self.policy_of, started=self.metrics.started, settled=self.metrics.settled,
             may_note=EventQuota().take,
@@ -399,7 +409,7 @@ def _bind(host: str, port: int) -> socket.socket:
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # explicit, for TCP_NODELAY
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((host, port))
+        listening.bind((host.strip("[]"), port))
     except OSError as error:
         listening.close()
         advice = ""

@@ -11,7 +11,7 @@ import os
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from itertools import islice
 from typing import Any
 
@@ -442,7 +442,10 @@ class Worker(LeaseLoop):
 
 
 class AppWorker(Struct, eq=False, kw_only=True):
-    """A worker together with its client: opens the client if needed, and enters as the running `Worker`."""
+    """A worker together with its client: opens the client if needed, and enters as the running `Worker`.
+
+    Sinks that are async context managers are entered before it works, and left after it has stopped.
+    """
 
     client: Client
     routes: Mapping[Topic, Route]
@@ -456,6 +459,9 @@ class AppWorker(Struct, eq=False, kw_only=True):
     async def __aenter__(self) -> Worker:
         async with AsyncExitStack() as entered:
             await entered.enter_async_context(self.client)
+            for sink in {id(route.sink): route.sink for route in self.routes.values()}.values():
+                if isinstance(sink, AbstractAsyncContextManager):
+                    await entered.enter_async_context(sink)
             worker = Worker(self.client, self.routes, observe=self.observe, name=self.name, tables=self.tables())
             entered.push_async_callback(worker.stop)  # also stops the started parts if a later part fails to start
             if self.declared:

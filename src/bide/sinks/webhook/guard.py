@@ -101,6 +101,7 @@ class Target(Struct, frozen=True):
     """A URL that passed the check of its text."""
 
     url: str
+    """As it was given, with its scheme and host in lower case."""
     host: str
     """With its port: "hooks.example.com:443". The name for limits and messages."""
     trusted: bool
@@ -156,7 +157,7 @@ class Guard:
         allowed = trusted or self._check_host(name, shown, field)
         if scheme == "http" and not (allowed or self._plain_http):
             raise BadInput(field, shown, f"https; for plain http allow the host: --allow {host}")
-        return Target(url, host, trusted)
+        return Target(f"{scheme}://{name}{url[found.end('host') :]}", host, trusted)
 
     def _check_host(self, name: str, shown: str, field: str) -> bool:
         """True for an address of an allowed network. Raises BadInput for an address that must not be called."""

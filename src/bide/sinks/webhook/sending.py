@@ -8,8 +8,10 @@ import re
 import socket
 import ssl
 import sys
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -151,7 +153,7 @@ _LONGEST_FIELD = 65_536
 _MOST_FIELDS = 1_000
 _STATUS = re.compile(rb"HTTP/1\.[01] ([2-5][0-9]{2})[ \r\n]")
 _LOOKUPS = 128
-"""The most threads for name lookups, started on demand."""
+"""The most name lookups at once."""
 _is_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
@@ -219,34 +221,47 @@ class Connector(aiohttp.TCPConnector):
 
 
 class ThreadedResolver(AbstractResolver):
-    """Resolves names by the system's `getaddrinfo`, in its own threads. The guard checks the addresses later.
+    """Resolves names by the system's `getaddrinfo`, each in a thread of its own. The guard checks the addresses later.
 
     asyncio resolves names in the loop's default threads, a handful that the whole program shares. A few names whose
     servers do not answer would block all of them for many seconds, and with them the lookups of every other receiver.
+    The threads are daemons, since those of an executor would hold up the end of the process for as long.
     """
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_LOOKUPS, "bide webhook lookup")
+        self._free = asyncio.Semaphore(_LOOKUPS)
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
+        await self._free.acquire()
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(
-            self._threads,
-            socket.getaddrinfo,
-            host, port, family, socket.SOCK_STREAM, socket.IPPROTO_TCP,
-        )  # fmt: skip
+        found: Future[Any] = Future()
+        found.set_running_or_notify_cancel()
+
+        def look_up() -> None:
+            try:
+                found.set_result(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, socket.IPPROTO_TCP))
+            except Exception as error:  # noqa: BLE001 - raised where the answer is awaited
+                found.set_exception(error)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._free.release)
+
+        try:
+            threading.Thread(target=look_up, name="bide webhook lookup", daemon=True).start()
+        except RuntimeError:  # there can be no more threads
+            self._free.release()
+            raise
         return [
             ResolveResult(
                 hostname=host, host=str(address[0]), port=port, family=found_family, proto=protocol,
                 flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
             )
-            for found_family, _, protocol, _, address in found
+            for found_family, _, protocol, _, address in await asyncio.wrap_future(found)
         ]  # fmt: skip
 
     async def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """A lookup that goes on holds up nothing."""
 
 
 def new_session(**how: Any) -> aiohttp.ClientSession:
@@ -359,7 +374,7 @@ def what_failed(error: Exception, host: str, connect: float, total: float) -> st
         case OSError():
             return f"the connection to {host} broke ({_said(error)})"
         case aiohttp.ClientResponseError():
-            return f"{host} did not answer in HTTP ({inert(error.message)})"
+            return f"{host} did not answer in HTTP ({inert(' '.join(error.message.split()))})"
         case _:
             return f"the request to {host} failed ({type(error).__name__})"
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 import aiohttp
 from aiohttp.abc import AbstractResolver
 from msgspec import DecodeError
+from yarl import URL
 
 from bide._version import __version__
 from bide.core.errors import BadInput, SetupError
@@ -44,7 +45,7 @@ _NAMES_KNOWN = 10
 
 
 class WebhookPost:
-    """Makes the sinks of webhook routes, and holds their connections and limits. Open it before its sinks are used.
+    """Makes the sinks of webhook routes, and holds their connections and limits. A worker of a route opens it.
 
     `allow`: networks, and hosts with a port, that may be called although they are not public. `plain_http`: also allow
     http:// to public hosts. `per_host`: concurrent deliveries to one host. `connections`: concurrent connections to all
@@ -76,8 +77,9 @@ class WebhookPost:
         self._connections = connections
         self._tls = tls
         self._resolver = resolver
-        self._own_resolver: sending.ThreadedResolver | None = None
         self._hosts: HostLimits | None = None
+        self._opened = 0
+        self._loop: asyncio.AbstractEventLoop
         self.sessions: dict[bool, aiohttp.ClientSession] = {}
         """By `Target.trusted`: the session whose connections are guarded, and the one for hosts allowed by name."""
 
@@ -106,7 +108,7 @@ class WebhookPost:
     @property
     def hosts(self) -> HostLimits:
         if self._hosts is None:
-            raise SetupError("the webhook post is not open: use it as `async with post:` around the worker")
+            raise SetupError("the webhook post is not open: use it as `async with post:`")
         return self._hosts
 
     def report(self, result: sending.WebhookResult) -> None:
@@ -120,12 +122,18 @@ class WebhookPost:
     # --- open and close
 
     async def open(self) -> None:
-        """Open in the running loop. Connections are made on demand."""
-        if self._hosts is not None:
-            raise SetupError("the webhook post is open already")
-        self._hosts = HostLimits(self.per_host)
-        if (resolver := self._resolver) is None:
-            resolver = self._own_resolver = sending.ThreadedResolver()
+        """Open in the running loop, if it is not open there already. Connections are made on demand.
+
+        Raises SetupError if it is open in another loop.
+        """
+        loop = asyncio.get_running_loop()
+        if self._opened and loop is not self._loop:
+            raise SetupError("the webhook post is open in another event loop: make one for each")
+        self._opened += 1
+        if self._opened > 1:
+            return
+        self._loop, self._hosts = loop, HostLimits(self.per_host)
+        resolver = self._resolver or sending.ThreadedResolver()
         for trusted in (False, True) if self.guard.trusts_hosts else (False,):
             self.sessions[trusted] = sending.new_session(
                 limit=self._connections,
@@ -137,13 +145,13 @@ class WebhookPost:
             )
 
     async def close(self) -> None:
-        """Close all connections; running deliveries fail. Closing twice is allowed."""
+        """Close all connections, if nobody else has opened it; running deliveries fail. Closing twice is allowed."""
+        self._opened = max(self._opened - 1, 0)
+        if self._opened:
+            return
         self._hosts = None
         sessions, self.sessions = self.sessions, {}
         await asyncio.gather(*(session.close() for session in sessions.values()))
-        if self._own_resolver is not None:
-            await self._own_resolver.close()
-            self._own_resolver = None
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -194,6 +202,13 @@ class WebhookSink:
     def described(self) -> tuple[str, str]:
         """The kind of sink and its host, for consoles. The rest of the URL may be a secret."""
         return "webhook", "" if self._target is None else self._target.host
+
+    async def __aenter__(self) -> Self:
+        await self._post.open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._post.close()
 
     async def deliver(self, task: Task[Any]) -> Outcome | None:
         began, post = time.perf_counter(), self._post
@@ -278,7 +293,7 @@ class WebhookSink:
         token = sending.CURRENT_EXCHANGE.set(exchange)
         try:
             return await self._post.sessions[target.trusted].post(
-                target.url,
+                URL(target.url, encoded=True),  # not requoted: a receiver may have signed it
                 data=payload if len(payload) <= _LARGE else BytesIO(payload),
                 headers=headers,
                 timeout=timeout,
