@@ -283,7 +283,7 @@ class TimelinePage(Page):
 def _query_of(request: PageRequest) -> TimelineQuery:
     """Read the address. Raises BadInput."""
     rate = request.number_field("rate", 0, least=1, most=_MOST_RATE) or None
-    topic, now = request.field("topic"), request.locale.now
+    topic, now = request.raw_field("topic"), request.locale.now
     shown: Span | Range
     if request.field("from") or request.field("until"):
         shown = chosen(_time(request, "from"), _time(request, "until"), now)
