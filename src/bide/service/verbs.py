@@ -13,7 +13,7 @@ from msgspec import UNSET
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
 from bide.core.events import Event
-from bide.core.instants import Millis, as_datetime, duration, instant_text
+from bide.core.instants import Millis, as_datetime, due_later, duration, instant_text
 from bide.core.names import check_name, check_topic
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import (
@@ -222,10 +222,15 @@ class Verbs:
     async def recur(self, request: Request) -> Reply:
         topic, key = request.ref(Verb.SCHEDULE)
         ask: schemas.Recur = asked(request, "recur")
-        rule = rule_of(
-            ask.rule, zone=ask.zone, start=ask.start, until=ask.until, times=ask.times, jitter=ask.jitter,
-            except_on=ask.except_on, on_gap=ask.on_gap, on_repeat=ask.on_repeat,
-        )  # fmt: skip
+        try:
+            rule = rule_of(
+                ask.rule, zone=ask.zone, start=ask.start, until=ask.until, times=ask.times, jitter=ask.jitter,
+                except_on=ask.except_on, on_gap=ask.on_gap, on_repeat=ask.on_repeat,
+            )  # fmt: skip
+        except BadInput as error:
+            if error.field in schemas.Recur.__struct_fields__:
+                raise
+            raise BadInput("rule", error.value, f"{error.field}: {error.accepted}") from None
         answer = await self._client.recurring.add(
             topic, rule, schemas.payload_of(ask), key=key, group=ask.group, retry=schemas.retries(ask.retry),
             headers=ask.headers, catch_up=ask.catch_up, window=ask.window, most=ask.most, overlap=ask.overlap,
@@ -429,6 +434,8 @@ def _lease(ask: schemas.LeaseRef) -> Lease:
 def _outcome(ask: schemas.Settle) -> Outcome:
     """The outcome of a request to settle. Raises BadInput."""
     at, delay = ask.at, ask.delay
+    if at is not None or delay is not None:
+        due_later(at, delay)  # an error names the fields of this call
     if ask.outcome == "done":
         return Done(again_at=at, again_in=delay)
     if ask.outcome == "retry":
