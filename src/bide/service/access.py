@@ -121,7 +121,8 @@ class Forbidden(AccessRefused):
         self.verb = verb
         self.topic = topic = None if topic is None else topic[:LONGEST_NAME]  # unchecked, so of any length
         self.who = who
-        where = f"on topic {topic!r}" if topic else "over all topics: the token lacks the verb, or the pattern '*'"
+        everywhere = "over all topics: the token lacks the verb, or the pattern '*'"
+        where = everywhere if topic is None else f"on topic {topic!r}"
         super().__init__(f"{who!r} may not {verb.value} {where}")
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -68,7 +68,7 @@ _NO_TOKEN = 0
 
 def asked(request: Request, call: str) -> Any:
     """The body, decoded as the type that this call takes. Raises Problem."""
-    return request.decoded(_DECODERS[call], _BY_NAME[call].accepted)
+    return request.decoded(_DECODERS[call])
 
 
 class Verbs:

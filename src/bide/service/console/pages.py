@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from bide.app import Bide
 from bide.core.errors import BadInput, StoreError
-from bide.core.instants import as_datetime
+from bide.core.instants import as_datetime, instant_text
 from bide.core.records import Filter, State, Topic
 from bide.engine.client import Client
 from bide.engine.registry import WakeChannel
@@ -209,7 +209,7 @@ def filter_fields(request: PageRequest, where: Filter) -> dict[str, str]:
     """A filter as the fields of a form or an address. Its times are instants, so they do not drift while it is open."""
     given = {name: getattr(where, name) for name in ("topic", "state", "group", "wake_from", "wake_before")}
     return {
-        name: request.locale.utc(value) if isinstance(value, int) else str(value)
+        name: instant_text(value) if isinstance(value, int) else str(value)
         for name, value in given.items()
         if value is not None
     }

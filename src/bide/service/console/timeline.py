@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from bide.core.instants import Millis
+from bide.core.instants import Millis, instant_text
 from bide.core.names import check_topic
 from bide.core.records import Count, Topic, summed
 from bide.insight.forecast import (
@@ -60,7 +60,7 @@ class TimelineQuery(NamedTuple):
 
     def tasks(self, locale: Locale, low: Millis, high: Millis) -> str:
         """The address of the list of tasks that wait between these instants."""
-        since, before = locale.utc(low), locale.utc(high)
+        since, before = instant_text(low), instant_text(high)
         return address("/tasks", topic=self.topic, state="waiting", wake_from=since, wake_before=before)
 
 
