@@ -77,6 +77,19 @@ def test_each_page_with_nothing_on_it(
         assert not (wrong := violations(page, axe)), "\n".join(wrong)
 
 
+def test_long_names_fit_in(visits: Visits) -> None:
+    name = "x" * 170
+    with running("memory:") as one, visits(one, size=NARROW, locale="zh-CN", still=True) as visitor:
+        api = Api(one.url)
+        api.put(name, name, delay="0s", group=name)
+        assert api.settle(api.lease(name)[0], "dead", error=name)
+        api.done("PUT", f"/v1/topics/{name}/recurring/{name[1:]}", {"rule": "@daily"})
+        api.close()
+        paths = [f"/tasks/{name}/{name}", f"/topics/{name}", f"/recurring/{name}/{name[1:]}"]
+        for path in [*paths, f"/tasks?topic={name}&key=none", f"/dead?topic={name}", "/", "/timeline", "/topics"]:
+            assert not (wide := overflow(visitor.goto(path))), f"{path}: {wide}"
+
+
 def test_each_page_can_be_read_without_scripts(visits: Visits) -> None:
     with visits(scripts=False) as visitor:
         for path in (PAGES | OF_TEN).values():

@@ -98,6 +98,9 @@ def test_all_of_a_page_and_all_that_match_by_keyboard(visits: Visits, api: Api, 
         expect(page.get_by_text("4 ticked")).to_be_visible()
         keyboard.press(page.get_by_role("button", name="Cancel"))
         expect(page.get_by_role("button", name="Cancel: 4 tasks")).to_be_visible()
+        page.go_back()
+        expect(page.get_by_text("4 ticked")).to_be_visible()
+        page.get_by_role("button", name="Cancel").click()
         keyboard.press(page.get_by_role("link", name="Back without a change"))
         page.wait_for_url("**/tasks?*")
         assert {task["state"] for task in tasks(api, topic).values()} == {"waiting"}
@@ -174,6 +177,7 @@ def test_a_page_says_in_words_since_when_there_is_no_answer(visits: Visits) -> N
         page = visitor.goto("/")
         silence = page.locator("#silence")
         expect(silence).to_have_text("")
+        assert page.evaluate("htmx.config.timeout") > 0, "a service that says nothing is away too"
         page.context.set_offline(True)
         expect(silence).to_contain_text("No answer since", timeout=PATIENCE * 1_000)
         expect(silence).to_have_attribute("aria-live", "assertive")

@@ -373,7 +373,8 @@ WRONG_ASKS: list[tuple[Any, str]] = [
     ),
     ({}, "delay"),
     ({"delay": "1h", "at": "2030-01-31T08:00:00Z"}, "delay"),
-    ({"delay": "1h", "retry": ["1s", "soon"]}, "rungs[1]"),
+    ({"delay": "1h", "retry": ["1s", "soon"]}, "retry[1]"),
+    ({"delay": "1h", "retry": {"policy": "fixed", "pause": "soon", "tries": 2}}, "retry.pause"),
     ({"delay": "1h", "payload": 1, "payload_base64": "MQ=="}, "payload"),
     ([], "body"),
     ("text", "body"),
@@ -662,6 +663,8 @@ def test_an_unknown_field_is_named_with_the_nearest_there_is(plain: Api, topic: 
     reply = plain("PUT", f"/v1/topics/{topic}/recurring/r", {"rule": "@daily", "xyzzy": 1})
     assert "headers" in reply.json["detail"]
     assert "rungs" not in reply.json["detail"]
+    for given, field in ({"rule": "99 * * * *"}, "rule"), ({"rule": "@daily", "until": "soon"}, "until"):
+        assert plain("PUT", f"/v1/topics/{topic}/recurring/r", given).json["field"] == field
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,7 @@ async def test_anonymous_sessions_end_when_there_is_a_token(store: FaultyStore, 
     sessions = sessions_of(app, anonymous=True)
     session = await sessions.begin_anonymous()
     assert (await sessions.of(session.cookie)).caller.name == "anonymous"
+    assert "Secure" not in set_cookie(session, app.clock.now(), host=HOST), "it gives nothing, and forms need it"
     with pytest.raises(Unauthorized):
         await sessions_of(app).of(session.cookie)
     await make(app)

@@ -66,7 +66,7 @@ def duration(value: Length, *, field: str = "delay", negative: bool = False) -> 
     else:
         raise BadInput(field, value, _DURATION_ACCEPTED)
     if millis < 0 and not negative:
-        raise BadInput(field, value, "a duration that is not negative; use fire_now for something overdue")
+        raise BadInput(field, value, "a duration that is not negative")
     if abs(millis) > LONGEST:
         raise BadInput(field, value, "a duration that ends before the year 10000")
     return millis

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from bide.core.errors import BadInput, pickled
+from bide.core.errors import pickled
 from bide.core.instants import Due, Length, When, due_later
 from bide.core.names import error_text, text_of
 
@@ -46,8 +46,6 @@ class Defer(Outcome):
     """The task must wait longer; this counts as neither a delivery nor a failure."""
 
     def __init__(self, delay: Length | None = None, *, at: When | None = None) -> None:
-        if delay is None and at is None:
-            raise BadInput("delay", None, 'Defer("1m") or Defer(at=...), to say when to deliver it again')
         self.due: Due | str = due_later(at, delay)
         super().__init__("defer")
 

@@ -120,8 +120,9 @@ class Forbidden(AccessRefused):
         self.verb = verb
         self.topic = topic = None if topic is None else topic[:LONGEST_NAME]  # unchecked, so of any length
         self.who = who
-        what = "over all topics, which needs the pattern '*'" if topic is None else f"on topic {topic!r}"
-        super().__init__(f"{who!r} may not {verb.value} {what}")
+        everywhere = "over all topics: the token lacks the verb, or the pattern '*'"
+        where = everywhere if topic is None else f"on topic {topic!r}"
+        super().__init__(f"{who!r} may not {verb.value} {where}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.verb, self.topic, self.who)

@@ -28,8 +28,6 @@ class Call(Struct, frozen=True, kw_only=True):
     summary: str
     ask: Any = None
     """The type of the body; None: no body."""
-    accepted: str = ""
-    """The body in words, for the document and for error messages."""
     answers: Mapping[int, tuple[str, Any]]
     """By status: a sentence, and the type of the body."""
     query: Mapping[str, tuple[str, dict[str, Any]]] = {}
@@ -56,8 +54,7 @@ _NEXT = {"n": ("How many instants; 5 by default", {"type": "integer", "minimum":
 CALLS: tuple[Call, ...] = (
     Call(
         name="schedule", method="PUT", path=TASK_PATH, summary="Schedule a task",
-        ask=schemas.Schedule, accepted="a JSON object: payload or payload_base64, at or delay, group, on_conflict, "
-        "retry, deadline, headers, if_token, zone",
+        ask=schemas.Schedule,
         answers={201: ("A new task was created", AnswerShape), **_ANSWERED, 409: _NOT_NOW,
                  412: ("`If-None-Match: *` was sent, and the task exists", AnswerShape)},
         headers={"If-None-Match": "`*`: schedule only if there is no such task, as on_conflict=refuse does"},
@@ -70,40 +67,34 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(
         name="reschedule", method="PATCH", path=TASK_PATH, summary="Reschedule a waiting task",
-        ask=schemas.Move, accepted="a JSON object: at or delay, deadline, if_token, zone",
-        answers=_CHANGED, headers=_IF_MATCH,
+        ask=schemas.Move, answers=_CHANGED, headers=_IF_MATCH,
     ),
     Call(
         name="cancel", method="DELETE", path=TASK_PATH, summary="Cancel a task", answers=_CHANGED, headers=_IF_MATCH,
     ),
     Call(
         name="schedule_many", method="POST", path="/v1/schedule", summary="Schedule tasks",
-        ask=_batch(schemas.ScheduleItem), accepted="a JSON array of objects: topic, key, and as for one",
-        answers=_ITEMS,
+        ask=_batch(schemas.ScheduleItem), answers=_ITEMS,
     ),
     Call(
         name="reschedule_many", method="POST", path="/v1/reschedule", summary="Reschedule tasks",
         ask=_batch(schemas.MoveItem), answers=_ITEMS,
-        accepted="a JSON array of objects: topic, key, at or delay, deadline, if_token, zone",
     ),
     Call(
         name="fire_many", method="POST", path="/v1/fire", summary="Fire tasks now",
-        ask=_batch(schemas.Ref), accepted="a JSON array of objects: topic, key, if_token", answers=_ITEMS,
+        ask=_batch(schemas.Ref), answers=_ITEMS,
     ),
     Call(
         name="cancel_many", method="POST", path="/v1/cancel", summary="Cancel tasks, listed or by group",
-        ask=_batch(schemas.Ref) | schemas.CancelGroup,
-        accepted="a JSON array of objects (topic, key, if_token), or an object (group, topic)", answers=_ITEMS,
+        ask=_batch(schemas.Ref) | schemas.CancelGroup, answers=_ITEMS,
     ),
     Call(
         name="redrive_many", method="POST", path="/v1/redrive", summary="Redrive dead tasks, as new lives",
-        ask=_batch(schemas.RedriveItem), accepted="a JSON array of objects: topic, key, delay, if_token",
-        answers=_ITEMS,
+        ask=_batch(schemas.RedriveItem), answers=_ITEMS,
     ),
     Call(
         name="shift", method="POST", path="/v1/shift", summary="Shift the waiting tasks of a group by a duration",
-        ask=schemas.Shift, accepted="a JSON object: group, by, topic, deadlines",
-        answers={200: ("One answer for each live task of the group", list[ItemShape])},
+        ask=schemas.Shift, answers={200: ("One answer for each live task of the group", list[ItemShape])},
     ),
     Call(
         name="find", method="GET", path="/v1/tasks", summary="List tasks, page by page",
@@ -120,10 +111,7 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(
         name="recur", method="PUT", path=RECURRING_PATH, summary="Make a task recur by a rule, or change the rule",
-        ask=schemas.Recur, accepted="a JSON object: rule, zone, start, until, times, jitter, except_on, on_gap, "
-        "on_repeat, payload or payload_base64, group, retry, headers, catch_up, window, most, overlap, deadline, "
-        "end_when_dead",
-        answers={201: ("A new recurring task was created", AnswerShape), **_ANSWERED, 409: _NOT_NOW},
+        ask=schemas.Recur, answers={201: ("A new recurring task was created", AnswerShape), **_ANSWERED, 409: _NOT_NOW},
     ),
     Call(
         name="recurring", method="GET", path=RECURRING_PATH, summary="Get a recurring task and its next instants",
@@ -132,7 +120,6 @@ CALLS: tuple[Call, ...] = (
     Call(
         name="steer", method="POST", path=RECURRING_PATH, ask=schemas.Steer,
         summary="Pause, resume, skip the next occurrence, replan it, run one now, or backfill",
-        accepted="a JSON object: do (pause, resume, skip_next, replan, run_now, backfill), since, until",
         answers={200: ("One answer; for backfill one for each occurrence", list[ItemShape])},
     ),
     Call(
@@ -161,18 +148,15 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(
         name="lease", method="POST", path="/v1/lease", summary="Lease due tasks; with `wait`, wait until one is due",
-        ask=schemas.LeaseRequest, accepted="a JSON object: topics, wait, lease_for",
-        answers={200: ("The leased tasks; there may be none", schemas.LeasedShape)},
+        ask=schemas.LeaseRequest, answers={200: ("The leased tasks; there may be none", schemas.LeasedShape)},
     ),
     Call(
         name="settle", method="POST", path="/v1/settle", summary="Settle deliveries: report their outcomes",
-        ask=_batch(schemas.Settle), accepted="a JSON array of objects: topic, key, token, outcome, at or delay, error",
-        answers={200: ("For each outcome, whether it was recorded", schemas.SettledShape)},
+        ask=_batch(schemas.Settle), answers={200: ("For each outcome, whether it was recorded", schemas.SettledShape)},
     ),
     Call(
         name="extend", method="POST", path="/v1/extend", summary="Extend leases",
-        ask=schemas.Extend, accepted="a JSON object: leases, lease_for",
-        answers={200: ("For each lease, whether it was extended", schemas.ExtendedShape)},
+        ask=schemas.Extend, answers={200: ("For each lease, whether it was extended", schemas.ExtendedShape)},
     ),
     Call(
         name="events", method="GET", path="/v1/events", summary="Follow the event log as server-sent events",
@@ -198,18 +182,13 @@ _PROBLEMS = {
     504: "The store's answer was lost; the call was done once or not at all",
     507: "The store is full; nothing was done",
 }
-_ONE_DUE = {
-    "oneOf": [
-        {"required": [name], "properties": {name: {"type": kinds}}}
-        for name, kinds in (("at", ["string"]), ("delay", ["string", "number"]))
-    ]
-}
+_ONE_DUE = {"oneOf": [{"required": [name], "properties": {name: {"type": "string"}}} for name in ("at", "delay")]}
 _NO = {"type": "null"}
 _SETTLED = {
     "anyOf": [
         {"properties": {"outcome": {"enum": ["done", "retry"]}, "at": _NO}},
         {"properties": {"outcome": {"enum": ["done", "retry"]}, "delay": _NO}},
-        {"properties": {"outcome": {"const": "defer"}, "at": _NO, "delay": {"type": ["string", "number"]}},
+        {"properties": {"outcome": {"const": "defer"}, "at": _NO, "delay": {"type": "string"}},
          "required": ["delay"]},
         {"properties": {"outcome": {"const": "defer"}, "delay": _NO, "at": {"type": "string"}}, "required": ["at"]},
         {"properties": {"outcome": {"const": "dead"}, "at": _NO, "delay": _NO}},
@@ -288,10 +267,8 @@ def _operation(call: Call, by_type: dict[int, Any]) -> dict[str, Any]:
     if parameters:
         operation["parameters"] = parameters
     if call.ask is not None:
-        operation["requestBody"] = {
-            "required": True, "description": call.accepted,
-            "content": {"application/json": {"schema": by_type[id(call.ask)]}},
-        }  # fmt: skip
+        content = {"application/json": {"schema": by_type[id(call.ask)]}}
+        operation["requestBody"] = {"required": True, "content": content}
     for status, (sentence, shape) in call.answers.items():
         answer: dict[str, Any] = {"description": sentence}
         if shape == "text/event-stream":

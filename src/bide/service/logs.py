@@ -12,9 +12,9 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from bide.core.instants import instant_text
 from bide.core.names import printable
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -89,8 +89,7 @@ class ProcessLines(Lines):
 
 
 def _time(record: logging.LogRecord) -> str:
-    when = datetime.fromtimestamp(record.created, UTC)
-    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return instant_text(int(record.created * 1000))
 
 
 def _message(record: logging.LogRecord) -> str:

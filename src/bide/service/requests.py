@@ -68,14 +68,17 @@ _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 
 
-def bad_body(error: Exception, accepted: str, kind: Any, body: bytes) -> Problem:
+def bad_body(error: Exception, kind: Any, body: bytes) -> Problem:
     """The answer to a body that is not JSON, or has a wrong field. `kind`: the type that the call takes."""
     if not isinstance(error, msgspec.ValidationError):
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         cut = _LONE_SURROGATE.search(body)
         if cut is not None:
             why = f"{cut[0].decode()} is half of a character: a text was cut within it"
-        return Problem(400, "bad-json", "The body is not JSON", f"the body is not JSON: {why}", accepted=accepted)
+        fields = ", ".join(sorted(_fields_of(kind, []) | _fields_of(kind, ["["])))
+        return Problem(
+            400, "bad-json", "The body is not JSON", f"the body is not JSON: {why}", accepted=f"JSON with {fields}"
+        )
     text = str(error)
     found = _PLACE.search(text)
     field = found[1].removeprefix(".") if found else "body"
@@ -336,7 +339,7 @@ class Request:
             if not theirs and not isinstance(result, BaseException):
                 undo(result)
 
-    def decoded(self, decoder: msgspec.json.Decoder[Ask], accepted: str) -> Ask:
+    def decoded(self, decoder: msgspec.json.Decoder[Ask]) -> Ask:
         """Decode the body as the type that the call takes. Raises Problem that names the field."""
         kind = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != b"application/json":
@@ -350,7 +353,7 @@ class Request:
                 self.body.decode()  # the decoder skips a payload without checking that its text is UTF-8
             return decoder.decode(self.body)
         except (ValueError, RecursionError) as error:
-            raise bad_body(error, accepted, decoder.type, self.body) from None
+            raise bad_body(error, decoder.type, self.body) from None
 
     def query(self, known: tuple[str, ...]) -> dict[str, str]:
         """The query parameters, each at most once. Raises BadInput for an unknown one."""

@@ -21,7 +21,7 @@ from bide.core.options import decode_options, known_options
 from bide.core.records import OnConflict, OutcomeKind, Pause, Record, Result, State, Topic
 from bide.core.recurrence.plan import MOST, CatchUp, Overlap
 from bide.core.recurrence.zones import OnGap, OnRepeat
-from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Ladder, RetryPolicy, policy
+from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Ladder, RetryPolicy
 from bide.engine.recurring import planned
 
 MOST_AT_ONCE = 10_000
@@ -254,16 +254,24 @@ class Extend(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tru
 
 
 def retries(value: str | list[str] | Terms | None) -> RetryPolicy | None:
-    """The retry policy that a request describes. Raises BadInput."""
-    if value is None or isinstance(value, str):
-        return None if value is None else policy(value)
-    if isinstance(value, list):
-        return Ladder(*value)
-    if isinstance(value, LadderTerms):
-        return Ladder(*value.rungs)
-    if isinstance(value, FixedTerms):
-        return Fixed(value.pause, tries=value.tries)
-    return Exponential(value.first, factor=value.factor, longest=value.longest, tries=value.tries, jitter=value.jitter)
+    """The retry policy that a request describes. Raises BadInput, whose field is within `retry`."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        if value not in PRESETS:
+            raise BadInput("retry", value, f"one of {', '.join(PRESETS)}; a list of pauses; or the fields of a policy")
+        return PRESETS[value]
+    try:
+        if isinstance(value, list):
+            return Ladder(*value)
+        if isinstance(value, LadderTerms):
+            return Ladder(*value.rungs)
+        if isinstance(value, FixedTerms):
+            return Fixed(value.pause, tries=value.tries)
+        return Exponential(**msgspec.structs.asdict(value))
+    except BadInput as error:
+        within = error.field.removeprefix("rungs") if isinstance(value, list) else f".{error.field}"
+        raise BadInput(f"retry{within}", error.value, error.accepted) from None
 
 
 def payload_of(ask: Schedule | Recur) -> bytes:

@@ -82,10 +82,7 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
 
     def policy(self) -> RetryPolicy:
         """The retry policy. Raises BadInput."""
-        try:
-            return policy(retries(self.retry))
-        except BadInput as error:
-            raise BadInput("retry", error.value, error.accepted) from None
+        return policy(retries(self.retry))
 
     def secrets(self) -> list[str]:
         """Read the secrets that sign the webhooks. Raises BadInput."""

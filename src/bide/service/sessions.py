@@ -193,14 +193,18 @@ def cookie_of(header: str | None) -> str | None:
 
 def set_cookie(session: Session, now: Millis, *, host: str | None) -> str:
     lasts = max(0, session.expires_at - now) // 1000
-    return f"{COOKIE}={session.cookie}; Max-Age={lasts}; {_terms(host)}"
+    return f"{COOKIE}={session.cookie}; Max-Age={lasts}; {_terms(host, session.caller.id)}"
 
 
 def clear_cookie(*, host: str | None) -> str:
     return f"{COOKIE}=; Max-Age=0; {_terms(host)}"
 
 
-def _terms(host: str | None) -> str:
-    """The attributes of the cookie: never over plain HTTP, except on this machine, where nobody listens in between."""
-    plain = host is not None and is_loopback_name(host_name(host))
-    return f"Path=/; HttpOnly; SameSite=Strict{'' if plain else '; Secure'}"
+def is_local(host: str | None) -> bool:
+    """True if `host` is this machine, so that nobody listens in between."""
+    return host is not None and is_loopback_name(host_name(host))
+
+
+def _terms(host: str | None, id: str = "") -> str:
+    """The attributes of the cookie: over plain HTTP only on this machine, or if it gives nothing to who reads it."""
+    return f"Path=/; HttpOnly; SameSite=Strict{'' if is_local(host) or id == ANONYMOUS else '; Secure'}"

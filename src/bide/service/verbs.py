@@ -13,7 +13,7 @@ from msgspec import UNSET
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
 from bide.core.events import Event
-from bide.core.instants import Millis, as_datetime, duration, instant_text
+from bide.core.instants import Millis, as_datetime, due_later, duration, instant_text
 from bide.core.names import check_name, check_topic
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import (
@@ -68,7 +68,7 @@ _NO_TOKEN = 0
 
 def asked(request: Request, call: str) -> Any:
     """The body, decoded as the type that this call takes. Raises Problem."""
-    return request.decoded(_DECODERS[call], _BY_NAME[call].accepted)
+    return request.decoded(_DECODERS[call])
 
 
 class Verbs:
@@ -223,7 +223,12 @@ class Verbs:
         topic, key = request.ref(Verb.SCHEDULE)
         ask: schemas.Recur = asked(request, "recur")
         bounds: Any = {name: getattr(ask, name) for name in ("start", *Bounds.__annotations__)}
-        rule = rule_of(ask.rule, zone=ask.zone, **bounds)
+        try:
+            rule = rule_of(ask.rule, zone=ask.zone, **bounds)
+        except BadInput as error:
+            if error.field in schemas.Recur.__struct_fields__:
+                raise
+            raise BadInput("rule", error.value, f"{error.field}: {error.accepted}") from None
         answer = await self._client.recurring.add(
             topic, rule, schemas.payload_of(ask), key=key, group=ask.group, retry=schemas.retries(ask.retry),
             headers=ask.headers, catch_up=ask.catch_up, window=ask.window, most=ask.most, overlap=ask.overlap,
@@ -421,6 +426,8 @@ def _lease(ask: schemas.LeaseRef) -> Lease:
 def _outcome(ask: schemas.Settle) -> Outcome:
     """The outcome of a request to settle. Raises BadInput."""
     at, delay = ask.at, ask.delay
+    if at is not None or delay is not None:
+        due_later(at, delay)  # an error names the fields of this call
     if ask.outcome == "done":
         return Done(again_at=at, again_in=delay)
     if ask.outcome == "retry":

@@ -143,6 +143,7 @@ def test_cookies_that_are_junk(stranger: Browser, junk: str) -> None:
 
 
 def test_the_language_is_chosen_and_kept(browser: Browser) -> None:
+    assert browser.get("/tasks?").links["中文"] == "/language?to=zh&next=%2Ftasks"
     page = browser.get("/tasks?state=dead")
     answer = browser.get(page.links["中文"])
     assert led_to(answer) == "/tasks?state=dead"
@@ -153,6 +154,17 @@ def test_the_language_is_chosen_and_kept(browser: Browser) -> None:
     assert "No task was found" in browser.get("/tasks?state=dead").text
     assert browser.get("/language?to=xx").status == 422
     assert browser.get("/language").status == 422
+
+
+def test_over_plain_http_a_login_that_the_browser_would_forget_is_refused(
+    guarded: tuple[Running, str], stranger: Browser
+) -> None:
+    lan = {"host": "bide.lan:8420", "origin": "http://bide.lan:8420"}
+    page = stranger.post("/login", {"token": guarded[1], "next": "/tasks"}, **lan)
+    assert (page.status, page.field("next"), COOKIE in stranger.cookies) == (403, "/tasks", False)
+    assert "plain HTTP" in page.text
+    lan["origin"] = "https://bide.lan:8420"
+    assert led_to(stranger.post("/login", {"token": guarded[1], "next": "/tasks"}, **lan)) == "/tasks"
 
 
 def test_without_a_token_there_is_nothing_to_log_in_to(browser: Browser) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from bide.core.errors import BadInput
-from bide.core.instants import LAST_INSTANT, duration
+from bide.core.instants import LAST_INSTANT, duration, instant_text
 from bide.core.names import check_name, check_topic, new_id
 from bide.core.records import Ref, Result, State
 from bide.insight.bulk import MOST_PACE, BulkRequest, BulkVerb, May, Version, change_one, preview, wake_after
@@ -113,7 +113,7 @@ def fields_of(request: PageRequest, bulk: BulkRequest) -> Iterator[Field]:
         yield "scope", "matching"
         yield from _match_fields(request, bulk).items()
     if bulk.at is not None:
-        yield "to", request.locale.utc(bulk.at)
+        yield "to", instant_text(bulk.at)
     if bulk.by is not None:
         yield "by", f"{bulk.by}ms"
     if bulk.deadlines:
@@ -189,7 +189,7 @@ class ActionsPage(Page):
         elif record is not None and (answer.past or timedelta(0)) >= timedelta(seconds=1):
             said, ago = "past", request.locale.relative(record.due_at)
         if answer.ok and back:
-            return request.redirect(f"{back}{'&' if '?' in back else '?'}said={said}")
+            return request.redirect(address(back, said=said))
         since = []
         if not answer.ok:
             events = await request.client.events(ref.topic, ref.key, limit=20)

@@ -149,10 +149,6 @@ class Locale:
         """The date and time in the viewer's zone, with the offset from UTC."""
         return self._local(at).strftime("%Y-%m-%d %H:%M:%S %z")
 
-    def utc(self, at: Millis) -> str:
-        """In UTC, in ISO 8601 with milliseconds."""
-        return as_datetime(at).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at % 1000:03d}Z"
-
     def read_time(self, text: str, field: str) -> Millis:
         """Read an instant as typed: a local time, one with an offset, or a duration from now. Raises BadInput.
 

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from bide.app import Bide
 from bide.core.errors import BadInput, StoreError
-from bide.core.instants import as_datetime
+from bide.core.instants import as_datetime, instant_text
 from bide.core.records import Filter, State, Topic
 from bide.engine.client import Client
 from bide.engine.registry import WakeChannel
@@ -52,13 +52,23 @@ from bide.service.requests import (
     problem_of,
     segment,
 )
-from bide.service.sessions import CSRF_FIELD, CSRF_HEADER, Session, Sessions, clear_cookie, cookie_of, set_cookie
+from bide.service.sessions import (
+    CSRF_FIELD,
+    CSRF_HEADER,
+    Session,
+    Sessions,
+    clear_cookie,
+    cookie_of,
+    is_local,
+    set_cookie,
+)
 
 _log = logging.getLogger("bide.console")
 HTML = "text/html; charset=utf-8"
 LANGUAGE_COOKIE = "bide_language"
 ZONE_COOKIE = "bide_zone"
 _MOST_FIELDS = 5_000
+_NO_COOKIE = "over plain HTTP the browser keeps no session: open the console by https, or through a tunnel as localhost"
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -160,7 +170,7 @@ class PageRequest:
             with suppress(ValueError):  # the header is no URL
                 around = urlsplit(self.http.header(b"hx-current-url") or self.http.header(b"referer") or "")
                 path, query = around.path, around.query
-        return local_path(f"{path}?{query}" if query else path)
+        return local_path(path if query in ("", "?") else f"{path}?{query}")  # `?`: an empty query
 
     def redirect(self, where: str, cookie: str | None = None) -> Reply:
         """Send the browser to `where` by GET, and set the cookie if one is given."""
@@ -199,7 +209,7 @@ def filter_fields(request: PageRequest, where: Filter) -> dict[str, str]:
     """A filter as the fields of a form or an address. Its times are instants, so they do not drift while it is open."""
     given = {name: getattr(where, name) for name in ("topic", "state", "group", "wake_from", "wake_before")}
     return {
-        name: request.locale.utc(value) if isinstance(value, int) else str(value)
+        name: instant_text(value) if isinstance(value, int) else str(value)
         for name, value in given.items()
         if value is not None
     }
@@ -307,6 +317,8 @@ class Router:
         http = request.http
         refuse_foreign_page(http.headers)  # a page of another site must not log the viewer in or out
         where = local_path(request.raw_field("next"))
+        if (http.header(b"origin") or "").startswith("http:") and not is_local(http.header(b"host")):
+            return request.render("login.html", status=403, next=where, wrong=request.t(_NO_COOKIE))
         try:
             session = await self.sessions.begin(request.raw_field("token"))
         except AccessRefused as error:

@@ -24,7 +24,7 @@ from bide.insight.recurring import MOST, Miss, misses_of, past_of, recurring_tas
 from bide.service.access import Verb
 from bide.service.console.i18n import Locale, inert_line
 from bide.service.console.pages import ConsoleContext, Page, PageRequest
-from bide.service.console.rendering import recurring_address
+from bide.service.console.rendering import address, recurring_address
 from bide.service.console.task import ref_of
 from bide.service.requests import Reply
 
@@ -136,7 +136,7 @@ class RecurringPage(Page):
                     async with asyncio.timeout(_PATIENCE if record.state is State.LEASED else None):
                         answer = await getattr(request.client.recurring, act)(*ref)
         back = "/recurring" if act == "remove" and answer.ok else recurring_address(*ref)
-        return request.redirect(f"{back}{'&' if '?' in back else '?'}said={act}-{answer.result.value}")
+        return request.redirect(address(back, said=f"{act}-{answer.result.value}"))
 
 
 async def _found(request: PageRequest) -> tuple[Record, Recurrence] | None:

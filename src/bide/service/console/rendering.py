@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from msgspec import Struct
 
-from bide.core.instants import Millis
+from bide.core.instants import Millis, instant_text
 from bide.core.names import error_parts
 from bide.core.records import Record
 from bide.service.console.i18n import Locale, inert, inert_line
@@ -165,9 +165,9 @@ def topic_address(topic: str) -> str:
 
 
 def address(path: str, **query: object) -> str:
-    """`path` with a query of the values that are not empty."""
+    """`path`, and any query that it has, with those of the values that are not empty."""
     given = {name: str(value) for name, value in query.items() if value is not None and value != ""}
-    return f"{path}?{urlencode(given)}" if given else path
+    return f"{path}{'&' if '?' in path else '?'}{urlencode(given)}" if given else path
 
 
 @cache
@@ -202,12 +202,12 @@ def render(template: str, locale: Locale, values: Mapping[str, Any]) -> str:
         if at is None:
             return Markup("")
         return Markup('<time datetime="{0}" title="{0}">{1}</time> <span class="dim">{2}</span>').format(
-            locale.utc(at), locale.moment(at, millis=millis), locale.relative(at)
+            instant_text(at), locale.moment(at, millis=millis), locale.relative(at)
         )
 
     return _environment().get_template(template).render(
         t=locale.t, number=locale.number, size=locale.size, length=locale.length, clock=locale.clock,
-        relative=locale.relative, moment=locale.moment, utc=locale.utc, when=when,
+        relative=locale.relative, moment=locale.moment, utc=instant_text, when=when,
         language=locale.language, zone=locale.zone_name, now=locale.now, rule_words=locale.rule_words,
         **values,
     )  # fmt: skip

@@ -102,7 +102,6 @@ class TaskPage:
             return None
         record, pause = history.record, paused.get(ref.topic)
         seen_token = request.field("token")  # with which an open page was loaded
-        live = task_address(record.topic, record.key, "live")
         return {
             "ref": record.ref,
             "record": record,
@@ -115,7 +114,7 @@ class TaskPage:
             "timeline": _timeline(history),
             "over": not record.state.live,
             "changed": bool(seen_token) and seen_token != str(record.token) and record.state.live,
-            "live": f"{live}{'&' if '?' in live else '?'}token={record.token}",
+            "live": address(task_address(record.topic, record.key, "live"), token=record.token),
             "whole": task_address(record.topic, record.key, "payload"),
         }
 

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from bide.core.instants import Millis
+from bide.core.instants import Millis, instant_text
 from bide.core.names import check_topic
 from bide.core.records import Count, Topic, summed
 from bide.insight.forecast import (
@@ -60,7 +60,7 @@ class TimelineQuery(NamedTuple):
 
     def tasks(self, locale: Locale, low: Millis, high: Millis) -> str:
         """The address of the list of tasks that wait between these instants."""
-        since, before = locale.utc(low), locale.utc(high)
+        since, before = instant_text(low), instant_text(high)
         return address("/tasks", topic=self.topic, state="waiting", wake_from=since, wake_before=before)
 
 
@@ -283,7 +283,7 @@ class TimelinePage(Page):
 def _query_of(request: PageRequest) -> TimelineQuery:
     """Read the address. Raises BadInput."""
     rate = request.number_field("rate", 0, least=1, most=_MOST_RATE) or None
-    topic, now = request.field("topic"), request.locale.now
+    topic, now = request.raw_field("topic"), request.locale.now
     shown: Span | Range
     if request.field("from") or request.field("until"):
         shown = chosen(_time(request, "from"), _time(request, "until"), now)

@@ -14,7 +14,7 @@
     part.classList.add("away");
     const said = document.getElementById("silence");
     if (said && !said.textContent) {
-      said.textContent = said.dataset.words.replace("{time}", answered.toLocaleTimeString(document.documentElement.lang));
+      said.textContent = said.dataset.words.replace("{time}", answered.toTimeString().slice(0, 8));
     }
   }
   function tellAnswer(part) {

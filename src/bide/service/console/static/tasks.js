@@ -42,5 +42,5 @@
       field.parentElement.querySelector("button").click();
     });
   });
-  tell();
+  addEventListener("pageshow", tell); // a browser that goes back ticks again what was ticked
 })();

@@ -137,7 +137,8 @@
     ctx.textAlign = "center";
     ctx.textBaseline = "alphabetic";
     ctx.font = 12 * ratio + "px system-ui, sans-serif";
-    data.peaks.forEach(function (peak) {
+    const told = [];
+    data.peaks.forEach(function (peak) { // the highest first
       const place = placeAt(peak), cell = cells[place];
       if (!cell) return;
       const middle = (x(cell.low) + x(cell.high)) / 2, up = y(cell.height) - 3 * ratio;
@@ -148,7 +149,12 @@
       ctx.fill();
       const text = data.totals[place - past.length], half = ctx.measureText(text).width / 2;
       const beside = Math.min(Math.max(middle, u.bbox.left + half), u.bbox.left + u.bbox.width - half);
+      const covered = told.some(function (one) {
+        return Math.abs(one.beside - beside) < one.half + half && Math.abs(one.up - up) < 12 * ratio;
+      });
+      if (covered) return;
       ctx.fillText(text, beside, up - 9 * ratio);
+      told.push({ beside, half, up });
     });
     if (active >= 0) {
       const left = x(cells[active].low);
