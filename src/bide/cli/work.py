@@ -25,7 +25,6 @@ from bide.cli.context import Context, WholeNumber, takes_context, without_passwo
 from bide.cli.exits import SETTLING, SIGNALS, Exit, Shutdown, on_signals, run_loop
 from bide.core.errors import BadInput, BideError, SetupError
 from bide.core.instants import duration_text
-from bide.core.records import OutcomeKind, Record, Settlement
 from bide.service.logs import LEVELS, ProcessLines
 
 _log = logging.getLogger("bide.work")
@@ -95,20 +94,11 @@ async def _work(app: Bide, topics: tuple[str, ...], shutdown: Shutdown, pipe: so
 
     async with app:
         drain_seconds = shutdown.begin(drain, app.settings.grace)
-        async with app.worker(topics=topics or None, observe=_observe):
+        async with app.worker(topics=topics or None):
             if pipe is not None:
                 with suppress(OSError):
                     pipe.send(f"{drain_seconds}\n".encode())
             await draining.wait()
-
-
-def _observe(record: Record, settlement: Settlement) -> None:
-    """Log each task that died. The worker itself logs exceptions of handlers."""
-    task, why = f"{record.topic}/{record.key}", settlement.why
-    if settlement.kind is OutcomeKind.DEAD:
-        _log.error("%s is dead after attempt %d: %s", task, record.attempt, why)
-    elif settlement.kind is OutcomeKind.RETRY:
-        _log.debug("%s failed and will be retried: %s", task, why)
 
 
 def _supervisor_pipe(shutdown: Shutdown) -> socket.socket:
