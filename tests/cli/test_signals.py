@@ -186,7 +186,7 @@ def test_a_second_signal_to_a_child_lets_it_drain(begin: Begin, ground: Ground) 
         ground.said("SIGTERM: draining")
     ground.go()
     assert ground.told("ended", 1) == [child]
-    ground.said(f"process {child} was ended with 0; another one starts")
+    ground.said(f"process {child} ended with 0; another one starts")
     stop(process)
 
 
@@ -207,7 +207,7 @@ def test_a_process_that_is_ended_while_it_loads_the_app_is_replaced(begin: Begin
     [first] = ground.told("loaded", 1)
     os.kill(first, signal.SIGTERM)
     ground.told("loaded", 2)
-    ground.said(f"process {first} was ended with 0; another one starts")
+    ground.said(f"process {first} ended with 0; another one starts")
     ground.go()
     stop(process)
 
@@ -459,3 +459,5 @@ def test_an_app_without_handlers(line: CommandLine, write: Write) -> None:
     assert "no handlers" in line.error("work", "empty_shop:app", code=Exit.SETUP)
     write("broken_shop.py", "import nothing_like_it\n")
     assert "nothing_like_it" in line.error("work", "broken_shop:app", code=Exit.SETUP)
+    write("script.py", "raise SystemExit(0)\n")
+    assert "script: cannot be imported: SystemExit: 0" in line.error("work", "script:app", code=Exit.SETUP)

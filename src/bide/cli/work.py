@@ -132,7 +132,7 @@ def load_app(application: str) -> Bide:
             raise SetupError(f"{module_name}: cannot be imported: {error}") from error
         accepted = f"a module that can be imported from {os.getcwd()} or the Python path ({error})"
         raise BadInput("MODULE:APP", application, accepted) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SetupError(f"{module_name}: cannot be imported: {type(error).__name__}: {error}") from error
     apps = [name for name, value in vars(found).items() if isinstance(value, Bide)]
     for part in path.split("."):
@@ -295,8 +295,8 @@ class Supervisor:
             self._code = code
             self._drain()
         else:
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-            self._back_off(child, f"process {pid} was {how}")
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+            self._back_off(child, f"process {pid} {how}")
 
     def _back_off(self, child: _Child, why: str) -> None:
         """Schedule the restart of a process, after a pause that grows from death to death."""
