@@ -216,7 +216,8 @@ def check_there(url: str) -> None:
     """Raise StoreUnavailable for a SQLite file that does not exist, which opening would create."""
     if _parts(url, "store", _ACCEPTED).scheme == "sqlite" and not os.path.exists(path := _path_of(url, "store")):
         raise StoreUnavailable(
-            f"{os.path.abspath(path)}: there is no such file; `bide schedule`, `work`, `serve` and `migrate` create it"
+            f"{os.path.abspath(path)}: there is no such file; `bide schedule`, `recurring add`, `pause`, `token add`, "
+            "`work` and `serve` create it"
         )
 
 
@@ -224,5 +225,9 @@ def _path_of(url: str, field: str) -> str:
     parts = urlsplit(url)
     path = unquote(parts.path.removeprefix("/"))  # `sqlite:///a/b.db` is relative, `sqlite:////a/b.db` absolute
     if parts.netloc or path in ("", ":memory:") or parts.query or parts.fragment:
-        raise BadInput(field, without_secrets(url), _ACCEPTED)
+        accepted = (
+            'a path alone, without host and options: "sqlite:///relative.db" or "sqlite:////absolute/path.db"; '
+            'for a store without a file, "memory:"'
+        )
+        raise BadInput(field, without_secrets(url), accepted)
     return path

@@ -186,7 +186,7 @@ def test_a_second_signal_to_a_child_lets_it_drain(begin: Begin, ground: Ground) 
         ground.said("SIGTERM: draining")
     ground.go()
     assert ground.told("ended", 1) == [child]
-    ground.said(f"process {child} was ended with 0; another one starts")
+    ground.said(f"process {child} ended with 0; another one starts")
     stop(process)
 
 
@@ -207,7 +207,7 @@ def test_a_process_that_is_ended_while_it_loads_the_app_is_replaced(begin: Begin
     [first] = ground.told("loaded", 1)
     os.kill(first, signal.SIGTERM)
     ground.told("loaded", 2)
-    ground.said(f"process {first} was ended with 0; another one starts")
+    ground.said(f"process {first} ended with 0; another one starts")
     ground.go()
     stop(process)
 
@@ -360,8 +360,8 @@ def test_what_dies_is_logged_and_no_error_of_a_handler_forges_a_line_or_moves_a_
     ground.go()
     ground.schedule(1, '{"dies": true}')
     process = begin("work", "shop:app")
-    ground.said("ERROR bide.work")
-    ground.said("work/0 is dead")
+    ground.said("ERROR bide.worker")
+    ground.said("work/0, attempt 1, is dead")
     ground.said(f"shop:app: leave, other, work from {line.url}, pid {process.pid}")
     stop(process)
     said = (line.directory / "said.txt").read_bytes()
@@ -462,3 +462,5 @@ def test_an_app_without_handlers_or_with_another_store(line: CommandLine, write:
     assert "--store: 'sqlite:///copy.db' is not accepted; give none, since the app names a store" in said
     write("broken_shop.py", "import nothing_like_it\n")
     assert "nothing_like_it" in line.error("work", "broken_shop:app", code=Exit.SETUP)
+    write("script.py", "raise SystemExit(0)\n")
+    assert "script: cannot be imported: SystemExit: 0" in line.error("work", "script:app", code=Exit.SETUP)

@@ -64,6 +64,7 @@ def test_a_recurring_task_is_added_with_each_option_and_shown_as_one(line: Comma
     line.run("recurring", "pause", "rent")
     assert "rent/rent: refused, paused\n" in line.run("recurring", "skip-next", "rent", code=1).stdout
     assert "of the month, UTC; paused" in line.run("show", "rent", "rent").stdout
+    assert "waiting   never" in line.run("ls").stdout
     details = line.one("show", "rent", "rent")["details"]
     assert (details["recurs"], details["paused"]) == ("at 08:00 on day 1 of the month, UTC", True)
     line.run("schedule", "t", "--key", "k", "--delay", "1h")
@@ -325,9 +326,9 @@ def test_tally_shows_it(line: CommandLine) -> None:
     assert [one["topic"] for one in shape["paused"]] == ["empty", "t"]
     assert [one["topic"] for one in line.one("tally", "--topic", "t")["paused"]] == ["t"]
     said = line.run("tally").stdout
-    assert "t is paused " in said
+    assert "t: paused " in said
     assert "resume it with: bide resume t" in said
-    assert "other is paused" not in said
+    assert "other: paused" not in said
 
 
 def test_doctor_explains_what_waits(line: CommandLine) -> None:
@@ -336,7 +337,7 @@ def test_doctor_explains_what_waits(line: CommandLine) -> None:
     line.run("pause", "t")
     [note] = [note for note in line.json("doctor") if note["what"].startswith("topic t: 1 due")]
     assert note["level"] == "warning"
-    assert ", held back: it is paused " in note["what"]
+    assert ", held back: paused " in note["what"]
     assert note["advice"] == "resume it with: bide resume t"
 
 

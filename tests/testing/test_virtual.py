@@ -227,17 +227,20 @@ async def test_with_nobody_there_what_became_due_is_overdue(shop: Shop) -> None:
         assert [key for key, _ in shop.seen] == ["k"], "what came too late reached no handler"
 
 
-async def test_what_a_handler_schedules_fires_in_the_same_advance() -> None:
+@pytest.mark.parametrize("own", [False, True], ids=["under another key", "under its own key"])
+async def test_what_a_handler_schedules_fires_in_the_same_advance(*, own: bool) -> None:
     app = Bide("memory:")
 
     @app.handler("count")
     async def count(task: Task[int]) -> None:
         if task.payload:
-            await count.schedule(task.payload - 1, key=str(task.payload - 1), delay="1h")
+            await count.schedule(task.payload - 1, key="k" if own else str(task.payload - 1), delay="1h")
 
     async with TimeMachine(app) as time:
-        await count.schedule(3, key="3", delay="0s")
-        assert [one.key for one in await time.advance("3h")] == ["3", "2", "1", "0"]
+        await count.schedule(3, key="k", delay="0s")
+        fired = await time.advance("3h")
+        assert [(one.payload, one.outcome) for one in fired] == [(left, "done") for left in (3, 2, 1, 0)]
+        assert [one.settled for one in fired] == [not own] * 3 + [True]
 
 
 async def test_a_task_that_keeps_itself_due_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """A thread or loop that sleeps until the next time: alone, in real time, idle."""
 
 import asyncio
+import math
 import random
 import threading
 import time
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tests.waiting import PATIENCE, not_before, pause, until, wait_until
 
 from bide.core.instants import Millis
+from bide.ports import Timer
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel, IdleRing, SteadyClock, SystemClock, drive
 
 
@@ -69,6 +71,21 @@ def test_wake_ups_that_come_early_fire_nothing_in_a_thread() -> None:
         assert fired == []
         clock.time += 1
         assert called.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("timer", [HierarchicalWheel, HashedWheel, HeapTimer])
+async def test_a_time_that_is_no_whole_number_is_refused_and_harms_no_other(timer: Callable[[], Timer[str]]) -> None:
+    clock, fired = HandClock(), list[str]()
+    async with drive(timer(), fired.append, clock=clock) as timers:
+        timers.after("moved", 5)
+        for at in (500.0, math.nan, "noon", None):
+            with pytest.raises(TypeError):
+                timers.after("a", at)  # type: ignore[arg-type]
+            with pytest.raises(TypeError):
+                timers.move("moved", at)  # type: ignore[arg-type]
+        assert ("a" in timers, len(timers)) == (False, 1)
+        clock.time += 10
+        await until(lambda: fired == ["moved"], "the callback")
 
 
 async def test_a_clock_that_is_set_back_fires_nothing_early() -> None:

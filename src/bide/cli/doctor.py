@@ -143,7 +143,7 @@ async def _store_clock(app: Bide) -> list[Note]:
         skew = await clock.time() - now
         if abs(skew) > _SKEW:
             what = f"this machine's clock differs from the store's by {length_words(skew)}"
-            return [Note(Level.WARNING, what, "bide corrects for it; still, synchronise both clocks")]
+            return [Note(Level.WARNING, what, "bide uses the store's clock; other programs here do not: use NTP")]
         return [Note(Level.OK, f"this machine's clock and the store's agree within {max(1, abs(skew))} ms")]
     events = await app.events(limit=1)
     newest = max((event.at for event in events), default=0)
@@ -175,7 +175,7 @@ async def _workers(app: Bide) -> list[Note]:
         words = f"topic {topic}: {count_words(count)} due, the oldest {relative_words(oldest, now)}"
         if topic in paused:
             advice = f"resume it with: bide resume {topic}"
-            notes.append(Note(Level.WARNING, f"{words}, held back: it is {paused_words(paused[topic])}", advice))
+            notes.append(Note(Level.WARNING, f"{words}, held back: {paused_words(paused[topic])}", advice))
         elif topic not in worked_on:
             advice = "start one: bide work MODULE:APP; or cancel these tasks"
             notes.append(Note(Level.ERROR, f"{words}, and no live worker has a handler for it", advice))
@@ -228,7 +228,7 @@ async def _migrate(context: Context, schema: HasSchema | None, *, check: bool, a
     if schema is None or missing is None:
         context.say(
             {"store": where, "before": None, "found": None, "wanted": None, "up_to_date": True},
-            f"{where}: creates and upgrades its schema when it is opened; nothing to do",
+            f"{'-- ' if as_sql else ''}{where}: creates and upgrades its schema when it is opened; nothing to do",
         )
         return Exit.DONE
     if as_sql:

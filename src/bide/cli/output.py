@@ -21,7 +21,7 @@ from bide.app import Bide
 from bide.core import names
 from bide.core.answers import Answer
 from bide.core.errors import BideError
-from bide.core.instants import Millis, as_datetime, instant_text, rough_text
+from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant_text, rough_text
 from bide.core.options import recurrence_of
 from bide.core.records import Count, Pause, Result, State, Topic
 from bide.service.schemas import one_line
@@ -53,7 +53,9 @@ def length_words(millis: Millis) -> str:
 
 
 def relative_words(at: Millis, now: Millis) -> str:
-    """ "in 14m 3s", "3s ago", "now"."""
+    """ "in 14m 3s", "3s ago", "now"; "never" for a recurring task that is paused."""
+    if at == LAST_INSTANT:
+        return "never"
     if abs(at - now) < 50:
         return "now"
     return f"in {length_words(at - now)}" if at > now else f"{length_words(now - at)} ago"

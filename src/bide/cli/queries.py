@@ -278,7 +278,7 @@ def _print_tally(found: Tally, edges: list[Millis], store: str, paused: Mapping[
         table.add_row(*cells(topic, *numbers))
     console().print(table)
     for topic, pause in paused.items():
-        click.echo(f"{printable(topic)} is {paused_words(pause)}; resume it with: bide resume {printable(topic)}")
+        click.echo(f"{printable(topic)}: {paused_words(pause)}; resume it with: bide resume {printable(topic)}")
     if len(edges) > 2:
         _print_forecast(found, edges)
 

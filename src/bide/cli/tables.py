@@ -54,6 +54,9 @@ def cells(*given: str | tuple[str, str]) -> list[Text]:
 _HEADS = ("topic", "key", "group", "state", "when", "local time", "attempt", "last error")
 _RARE = frozenset({"group", "last error"})
 """Columns that the table of a whole list omits if they are empty."""
+_SHORT = ("state", "when", "local time", "attempt")
+_NARROWEST = 72
+"""The width of a terminal below which these columns are folded as well."""
 
 
 def print_tasks(records: Sequence[Record], widths: Sequence[int] = (), *, whole: bool) -> Sequence[int]:
@@ -67,9 +70,16 @@ def print_tasks(records: Sequence[Record], widths: Sequence[int] = (), *, whole:
     widths = widths or [max(len(head), *(row[n].cell_len for row in rows)) for n, head in enumerate(_HEADS)]
     for column, n in zip(table.columns, shown, strict=True):
         column.min_width = None if whole else widths[n]
+    printer = console()
+    if _NARROWEST <= printer.width < sum(widths[n] + 3 for n in shown):  # only names are folded
+        for column in table.columns:
+            column.no_wrap = column.header in _SHORT
+        for row in rows:
+            time = row[_HEADS.index("local time")]
+            time.plain = time.plain.replace(" ", "\n", 1)
     for row in rows:
         table.add_row(*(row[n] for n in shown))
-    console().print(table)
+    printer.print(table)
     return widths
 
 

@@ -25,7 +25,6 @@ from bide.cli.context import Context, WholeNumber, takes_context, without_passwo
 from bide.cli.exits import SETTLING, SIGNALS, Exit, Shutdown, on_signals, run_loop
 from bide.core.errors import BadInput, BideError, SetupError
 from bide.core.instants import duration_text
-from bide.core.records import OutcomeKind, Record, Settlement
 from bide.service.logs import LEVELS, ProcessLines
 
 _log = logging.getLogger("bide.work")
@@ -98,20 +97,11 @@ async def _work(app: Bide, topics: tuple[str, ...], shutdown: Shutdown, pipe: so
 
     async with app:
         drain_seconds = shutdown.begin(drain, app.settings.grace)
-        async with app.worker(topics=topics or None, observe=_observe):
+        async with app.worker(topics=topics or None):
             if pipe is not None:
                 with suppress(OSError):
                     pipe.send(f"{drain_seconds}\n".encode())
             await draining.wait()
-
-
-def _observe(record: Record, settlement: Settlement) -> None:
-    """Log each task that died. The worker itself logs exceptions of handlers."""
-    task, why = f"{record.topic}/{record.key}", settlement.why
-    if settlement.kind is OutcomeKind.DEAD:
-        _log.error("%s is dead after attempt %d: %s", task, record.attempt, why)
-    elif settlement.kind is OutcomeKind.RETRY:
-        _log.debug("%s failed and will be retried: %s", task, why)
 
 
 def _supervisor_pipe(shutdown: Shutdown) -> socket.socket:
@@ -145,7 +135,7 @@ def load_app(application: str) -> Bide:
             raise SetupError(f"{module_name}: cannot be imported: {error}") from error
         accepted = f"a module that can be imported from {os.getcwd()} or the Python path ({error})"
         raise BadInput("MODULE:APP", application, accepted) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SetupError(f"{module_name}: cannot be imported: {type(error).__name__}: {error}") from error
     apps = [name for name, value in vars(found).items() if isinstance(value, Bide)]
     for part in path.split("."):
@@ -308,8 +298,8 @@ class Supervisor:
             self._code = code
             self._drain()
         else:
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-            self._back_off(child, f"process {pid} was {how}")
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+            self._back_off(child, f"process {pid} {how}")
 
     def _back_off(self, child: _Child, why: str) -> None:
         """Schedule the restart of a process, after a pause that grows from death to death."""

@@ -18,7 +18,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from bide.core.errors import BadInput, StoreUnavailable
 from bide.core.instants import Millis
-from bide.ports import Clock, Finding
+from bide.ports import Clock
 
 # --- the server's clock
 
@@ -70,11 +70,6 @@ class ServerTime:
         if abs(self.skew) > 1 and not self._warned:
             self._warned = True
             _log.warning("this machine's clock is %+.1f s off that of %s; bide uses the server's", self.skew, where)
-
-    def finding(self) -> Finding:
-        """The finding of `doctor` about this machine's clock."""
-        advice = "bide uses the server's clock; other programs here do not: use NTP"
-        return Finding(abs(self.skew) <= 1, f"this machine's clock is {self.skew:+.3f} s off the server's", advice)
 
     @property
     def skew(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -36,6 +37,8 @@ class Fired(Struct, frozen=True):
     error: str | None
     attempt: int
     record: Record
+    settled: bool
+    """False if the task was replaced or cancelled meanwhile, maybe by its own handler: the outcome has no effect."""
 
     @property
     def payload(self) -> Any:
@@ -111,7 +114,7 @@ class TimeMachine:
 
     async def _until(self, end: Millis) -> list[Fired]:
         self._fired = []
-        worker = Worker(self._app, self._app.routes, observe=self._saw)
+        worker = Worker(self._app, self._app.routes, observe=self._saw, refused=partial(self._saw, settled=False))
         try:
             while True:
                 leased, wake = await worker.run_once()
@@ -143,6 +146,8 @@ class TimeMachine:
                         self._tables.append(table)
         return self._tables
 
-    def _saw(self, record: Record, settlement: Settlement) -> None:
-        error = None if settlement.error is None else settlement.why
-        self._fired.append(Fired(record.topic, record.key, self.now, settlement.kind, error, record.attempt, record))
+    def _saw(self, record: Record, settlement: Settlement, *, settled: bool = True) -> None:
+        error, now = None if settlement.error is None else settlement.why, self.now
+        self._fired.append(
+            Fired(record.topic, record.key, now, settlement.kind, error, record.attempt, record, settled)
+        )

@@ -31,6 +31,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from operator import index
 from typing import Generic, Self, TypeVar, overload
 
 from bide.core.instants import Millis
@@ -262,7 +263,8 @@ class Drive(_BaseDrive[Item]):
     _timed: Timer[Item]
 
     def add(self, item: Item, at: Millis) -> None:
-        """Call back with `item` once the clock shows `at`; an existing item is moved."""
+        """Call back with `item` once the clock shows `at`; an existing item is moved. TypeError: not a whole number."""
+        at = index(at)  # in the timer it would stop the drive, and every other item with it
         with self._lock:
             self._due.pop(item, None)
             self._timed.add(item, at)
@@ -279,6 +281,7 @@ class Drive(_BaseDrive[Item]):
 
     def move(self, item: Item, at: Millis) -> bool:
         """Move `item` to another time; False: it was absent or its callback has begun, and it is not added."""
+        at = index(at)
         with self._lock:
             if self._withdraw(item):
                 self._timed.add(item, at)

@@ -115,7 +115,6 @@ class HierarchicalWheel(Wheel[Item]):
 
     def add(self, item: Item, at: Millis) -> None:
         """Add `item` for `at`; an existing item is moved. O(1)."""
-        self._at[item] = at
         elapsed = self._elapsed
         # bucket_for, inlined: three calls would double the cost of an add. 255 is the last digit, and `<< 5` makes 256
         # slots of the 8 bits of a level; a named constant would cost a lookup
@@ -124,6 +123,7 @@ class HierarchicalWheel(Wheel[Item]):
             index = (shift << 5) + (at >> shift & 255)
         else:
             index = elapsed & 255
+        self._at[item] = at
         bucket = self._buckets.get(index)
         if bucket is None:
             self._buckets[index] = [item]

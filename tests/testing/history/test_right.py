@@ -308,3 +308,8 @@ def test_the_command_prints_violations_and_numbers(tmp_path: Path, capsys: pytes
     assert told.startswith("P4 t/k: ")
     assert "asks=get" in told
     assert json.loads(numbers)["violations"] == {"P4": 1}
+
+    wrong.write_bytes(b'{"type":"no such event"}\n')
+    with pytest.raises(SystemExit, match="2"):
+        main([str(right), str(wrong)])
+    assert f"{wrong}, line 1: " in capsys.readouterr().err

@@ -72,9 +72,11 @@ class Worker(LeaseLoop):
         routes: Mapping[Topic, Route],
         *,
         observe: Observer | None = None,
+        refused: Observer | None = None,
         name: str | None = None,
         tables: Sequence[TableLoop] = (),
     ) -> None:
+        """`observe` is told of each outcome that the store accepts, `refused` of each that it does not."""
         self._routes = routes
         for instrument in client.instruments:
             routes = {topic: instrument.route(route) for topic, route in routes.items()}
@@ -87,6 +89,7 @@ class Worker(LeaseLoop):
         self.stats = Stats()
         self.tables = tables
         self._observers = [one.observe for one in self._instruments] + ([] if observe is None else [observe])
+        self._refused = refused
         # during a flood, outcomes may gather briefly before they are sent
         self._settler = Settler(self.store, self.clock, self._settled, lambda: self._flood and not self._stopping)
         self._topic_wakes = TopicWakes(self._executors, self.clock, self.config.cap, self.holder)
@@ -410,6 +413,8 @@ class Worker(LeaseLoop):
         if not accepted:
             stats.lost += 1
             _log.info("%s/%s: outcome refused, the lease was gone", record.topic, record.key)
+            if self._refused is not None:
+                self._refused(record, settlement)
             return
         outcome = settlement.kind
         self._history.ended(record.topic, outcome)

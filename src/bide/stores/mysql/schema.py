@@ -21,7 +21,6 @@ from bide.core.errors import StoreUnavailable
 from bide.ports import Finding
 from bide.stores.mysql.connection import MYSQL, Address, Call, Connection
 from bide.stores.mysql.queries import Names, Template, queries_of
-from bide.stores.server import ServerTime
 from bide.stores.sql.leasing import POLL
 from bide.stores.sql.schema import PATIENCE, SqlSchema, oldest_transaction
 
@@ -68,7 +67,7 @@ SCHEMA = MySqlSchema(MYSQL, Path(__file__).parent / "migrations", _BOOK)
 _PACKET = 4 * 1024 * 1024
 
 
-async def diagnose(call: Call, address: Address, time: ServerTime) -> list[Finding]:
+async def diagnose(call: Call, address: Address) -> list[Finding]:
     """Run the checks, each by one small query."""
     [row] = await call.ask("doctor")
     version, flush, logged, synced, kind = (one.decode() if isinstance(one, bytes) else one for one in row)
@@ -86,7 +85,6 @@ async def diagnose(call: Call, address: Address, time: ServerTime) -> list[Findi
         ),
         Finding(True, f"tasks that other processes schedule are noticed within {POLL} ms, by {noticing}"),
         await _oldest(call),
-        time.finding(),
     ]
 
 

@@ -206,7 +206,7 @@ class MySqlRuntime(Runtime):
 
     async def diagnose(self) -> list[Finding]:
         read = self.connections["read"].read
-        findings: list[Finding] = await read(lambda call: diagnose(call, self.address, self.time))
+        findings: list[Finding] = await read(lambda call: diagnose(call, self.address))
         return findings
 
 

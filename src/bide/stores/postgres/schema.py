@@ -11,7 +11,6 @@ from bide.ports import Finding
 from bide.stores.postgres.connection import POSTGRES, Address, Call
 from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.postgres.wakes import Subscription
-from bide.stores.server import ServerTime
 from bide.stores.sql.schema import SqlSchema, oldest_transaction
 
 _BOOK = """CREATE TABLE {migration} (
@@ -50,9 +49,7 @@ _DEAD = 500_000
 """The number of dead rows above which leases are noticeably slower."""
 
 
-async def diagnose(
-    call: Call, address: Address, subscription: Subscription, time: ServerTime, *, works: bool
-) -> list[Finding]:
+async def diagnose(call: Call, address: Address, subscription: Subscription, *, works: bool) -> list[Finding]:
     """Run the checks, by one small query. `works`: an echo came back through the subscription."""
     await call.begin()
     [row] = await call.fetch("doctor", Names(address.schema, address.prefix).parts["task"])
@@ -70,7 +67,6 @@ async def diagnose(
             "vacuum does not keep up: look for old transactions, and at autovacuum_max_workers",
         ),
         _horizon(row["age"]),
-        time.finding(),
     ]
 
 

@@ -86,7 +86,7 @@ class PostgresRuntime(Runtime):
     async def diagnose(self) -> list[Finding]:
         works = await self.notifications.works()
         findings: list[Finding] = await self.connections["read"].read(
-            lambda call: diagnose(call, self.address, self.notifications, self.time, works=works)
+            lambda call: diagnose(call, self.address, self.notifications, works=works)
         )
         return findings
 

@@ -236,7 +236,6 @@ class Runtime:
         for connection in await self.topology.masters():
             [text] = await connection.ask([("INFO",)])
             found += [replace(one, what=f"{connection.name}: {one.what}") for one in _findings(server_of(text))]
-        found.append(self.time.finding())
         counts = await self.reader.ask(
             [(shard, ("HGET", layout.counts[shard], "damaged")) for shard in range(layout.shards)]
         )

@@ -3,7 +3,7 @@
     python -m bide.testing.history FILE...
 
 The files are merged by time. Each broken promise is printed with the events that show it, then the numbers as one JSON
-object. The exit code is 1 if a promise was broken, and 2 if the check could not decide some task.
+object. The exit code is 1 if a promise was broken, and 2 if the check could not read a file or decide some task.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a journal; one of each process")
     parser.add_argument("--late-over", type=int, metavar="MS", help="count first deliveries later than so many ms")
     given = parser.parse_args(arguments)
-    report = check(read_all(given.files), late_over=given.late_over)
+    try:
+        report = check(read_all(given.files), late_over=given.late_over)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     for violation in report.violations:
         sys.stdout.write(f"{violation}\n\n")
     for topic, key in report.undecided:

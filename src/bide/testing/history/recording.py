@@ -68,11 +68,14 @@ class Log:
 
 
 def read(path: Path) -> Iterator[Event]:
-    """Read the events of a file, in order. A last line that a kill cut off is ignored."""
+    """Read the events of a file, in order. A last line that a kill cut off is ignored. Raises OSError, ValueError."""
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                yield decode(line)
+                try:
+                    yield decode(line)
+                except ValueError as error:
+                    raise ValueError(f"{path}, line {number}: {error}") from error
 
 
 def read_all(paths: Iterable[Path]) -> Iterator[Event]:

@@ -454,8 +454,10 @@ class SuiteBase:
     async def rests_until(self, store: Store, wake: Millis, *, topic: Topic = "t", now: Millis = NOW) -> None:
         """Check that no task of the topic is due and that a lease reports this next wake time."""
         asked = await lease(store, 5, topic=topic, now=now)
-        assert asked.tasks == []
-        assert self.wakes_at(asked.next_wake, wake, now)
+        assert asked.tasks == [], f"a lease at {now} gave out a task that wakes at {wake}"
+        assert self.wakes_at(asked.next_wake, wake, now), (
+            f"next_wake of a lease at {now} for a task that wakes at {wake}"
+        )
 
     async def shown(self, store: Store, record: Record | None) -> None:
         """Check that each query finds this one task, as it is in `record`; None: nothing.
@@ -472,9 +474,11 @@ class SuiteBase:
             assert await listed(store, where) == [one for one in there if matches(one, where)], where
         tally = await store.tally([0, NOW + HOUR, KEPT])
         counts = {each: count.number for each, count in tally.counts.items() if count.number}
-        assert counts == {(one.topic, one.state): 1 for one in there}
+        assert counts == {(one.topic, one.state): 1 for one in there}, "the counts of a tally"
         ahead = [count.number for counts in tally.forecast.values() for count in counts if count.number]
-        assert ahead == [1 for one in there if one.state is State.WAITING and one.wake_at < KEPT]
+        assert ahead == [1 for one in there if one.state is State.WAITING and one.wake_at < KEPT], (
+            "the forecast of a tally"
+        )
 
     async def alone(self, store: Store, record: Record | None, *, now: Millis) -> None:
         """Check that queries find this one task (None: nothing), and a lease takes it at its time and not before."""

@@ -686,10 +686,13 @@ class Racing(SuiteBase):
             now_is = await look(store, Ref(topic, "k"))
             seen = [answers if number % 2 else answers[::-1], now_is]
             this, (others, last) = in_order([one, two], old, now), in_order([two, one], old, now)
-            assert without_tokens(seen) in (without_tokens(this), without_tokens([others[::-1], last]))
+            possible = [without_tokens(this), without_tokens([others[::-1], last])]
+            assert without_tokens(seen) in possible, f"{seen}\nis not what either order gives:\n{possible}"
             for answer in answers:
                 for version in answer if isinstance(answer, list) else [getattr(answer, "record", None)]:
-                    assert version is None or now_is is None or version == now_is or version.token < now_is.token
+                    assert version is None or now_is is None or version == now_is or version.token < now_is.token, (
+                        "a newer version with a token that is not higher"
+                    )
 
         for start in range(0, self.races, AT_ONCE):
             await asyncio.gather(*(race(number) for number in range(start, start + AT_ONCE)))
