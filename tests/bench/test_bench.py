@@ -174,25 +174,6 @@ def settle(key: str, at: float) -> Settled:
     return Settled(key, round(at * 1_000_000))
 
 
-def test_a_good_run_has_nothing_to_report() -> None:
-    found = examine([start("b", 12.5), start("a", 11)], [settle("a", 13), settle("b", 14)])
-    assert (found.lost, found.duplicated, found.redelivered, found.early) == (0, 0, 0, 0)
-    assert list(found.lateness) == [1.0, 2.5]
-    assert (found.first_start, found.last_start, found.last_settled) == (11_000_000, 12_500_000, 14_000_000)
-    assert not found.faults()
-
-
-def test_what_was_never_settled_is_lost() -> None:
-    assert examine([start("a", 11), start("b", 11)], [settle("a", 13)]).lost == 1
-
-
-def test_what_begins_before_its_time_is_early() -> None:
-    both = [settle("a", 13), settle("b", 13)]
-    assert examine([start("a", 9.9), start("b", 11)], both).early == 1
-    # by the store's own word it was due, by the caller's reckoning it was not
-    assert examine([start("a", 9.9, planned_at=9), start("b", 11)], both).early == 1
-
-
 def test_what_begins_again_after_its_settle_is_duplicated_and_before_it_redelivered() -> None:
     settles = [settle("a", 13), settle("b", 13)]
     twice = [start("a", 11), start("b", 11)]

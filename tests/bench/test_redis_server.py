@@ -9,9 +9,8 @@ import pytest
 from redis import Redis
 
 from bide.core.errors import BadInput, StoreUnavailable
-from bide.wiring import address_of
 from bide_bench.plan import Plan, limit_of, open_target
-from bide_bench.redis_server import Busy, RedisServer, connect, redis_server
+from bide_bench.redis_server import Busy, RedisServer, redis_server
 from bide_proofs.servers import redis as servers
 
 
@@ -45,13 +44,6 @@ async def test_a_namespace_of_its_own_is_gone_afterwards_and_nothing_else(redis_
             client.set(key, "1")
     assert keys(client) - before == others
     client.delete(*others)
-
-
-async def test_a_namespace_that_is_there_already_is_kept(redis_url: str, client: Redis) -> None:
-    client.set("{shop:3}:k", "1")
-    async with open_target(f"{redis_url}?namespace=shop") as target:
-        assert not target.owned
-    assert client.delete("{shop:3}:k") == 1
 
 
 async def test_more_keys_than_one_call_takes_are_removed(redis_url: str, client: Redis) -> None:
@@ -122,38 +114,9 @@ async def test_what_goes_wrong_is_an_error_of_bide(redis_url: str) -> None:
             server.client.execute_command("NO-SUCH-COMMAND")
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://host:port",
-        "redis://host/0/1",
-        "redis+cluster://host:port",
-        "redis+sentinel://host:26379",
-        "redis://host?nonsense=1",
-        "redis://host?namespace=a*b",
-    ],
-)
+@pytest.mark.parametrize("url", ["redis://host:port", "redis://host?namespace=a*b"])
 async def test_a_url_that_cannot_be_read_is_refused(url: str) -> None:
     """Or one whose namespace would mean others' keys too, as a pattern."""
     with pytest.raises(BadInput, match=r"store|namespace"):
         async with open_target(url):
             pass
-
-
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("redis://", {"host": "localhost", "port": 6379, "db": 0}),
-        ("redis://secret@[::1]:7000/3", {"host": "::1", "port": 7000, "db": 3, "password": "secret"}),
-        ("rediss://u%40v:p%3Aq@host?db=2&ssl_cert_reqs=none", {"db": 2, "username": "u@v", "password": "p:q"}),
-        ("unix:///run/redis%20one.sock?db=1", {"path": "/run/redis one.sock", "db": 1}),
-    ],
-)
-def test_a_url_is_read_as_the_store_reads_it(url: str, said: dict[str, object]) -> None:
-    pool = connect(address_of(url)).connection_pool
-    given = pool.make_connection()
-    assert {name: getattr(given, name, None) for name in said if name in {"host", "port", "db", "path"}} == {
-        name: value for name, value in said.items() if name in {"host", "port", "db", "path"}
-    }
-    assert pool.connection_kwargs["username"] == said.get("username")
-    assert pool.connection_kwargs["password"] == said.get("password")

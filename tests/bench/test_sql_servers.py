@@ -14,7 +14,7 @@ from psycopg.errors import InsufficientPrivilege
 from tests.waiting import until
 
 from bide.app import Bide
-from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
+from bide.core.errors import StoreMismatch, StoreUnavailable
 from bide_bench import processes, sql_server
 from bide_bench.plan import Plan, limit_of, open_target
 from bide_bench.sql_server import SqlServer
@@ -176,11 +176,3 @@ async def test_what_goes_wrong_is_an_error_of_bide(url: str) -> None:
     with pytest.raises(StoreUnavailable, match="benchmark"):
         async with open_target(url) as target:
             await server_at(target).rows("SELECT nonsense")
-
-
-@pytest.mark.parametrize("query", ["postgresql://host/db?schema=Upper", "postgresql://host/db?prefix=1",
-                                   "postgresql://host/db?pooler=x", "mysql://host/db?prefix=1"])  # fmt: skip
-async def test_a_url_that_cannot_be_read_is_refused(query: str) -> None:
-    with pytest.raises(BadInput):
-        async with open_target(query):
-            pass

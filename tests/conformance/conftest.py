@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,3 +16,12 @@ from bide.testing.store_suite import StoreSuite  # noqa: E402 - once its asserti
 
 StoreSuite.races = int(os.environ.get("RACES", "100"))
 """A tenth of what the suite plays by itself; `make proofs-long` plays all."""
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A directory in memory where there is one: these tests are about answers, not about the disk."""
+    memory = Path("/dev/shm")
+    place = Path(tempfile.mkdtemp(prefix="bide-", dir=memory if memory.is_dir() else None))
+    yield place
+    shutil.rmtree(place)

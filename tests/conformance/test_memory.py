@@ -8,7 +8,7 @@ from typing import ClassVar
 from bide.ports import StoreFacade
 from bide.stores.memory import MemoryStore
 from bide.testing.store_suite import StoreSuite
-from bide.testing.store_suite.calls import Batches, EveryCell, Fairness, Holding, Leasing, OddInput
+from bide.testing.store_suite.calls import Batches, Fairness, Holding, Leasing, OddInput
 from bide.testing.store_suite.capabilities import Announcing, Listening, Opening, Remembering, Retention
 from bide.testing.store_suite.finding import Counting
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
@@ -28,7 +28,7 @@ class TestMemoryBehindFacade(Batches, Counting, Opening, Listening, Announcing, 
         return StoreFacade(MemoryStore())
 
 
-class OverTimer(EveryCell, Leasing, Fairness, Holding, Retention, Batches, OddInput, Listening):
+class OverTimer(Leasing, Fairness, Holding, Retention, Batches, OddInput, Listening):
     """What depends on when a task wakes."""
 
 

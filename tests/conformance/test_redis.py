@@ -9,12 +9,12 @@ from typing import ClassVar
 from zlib import crc32
 
 import pytest
+from tests.conformance.others import Others
 from tests.servers.keyspace import client_of
 
 from bide.core.records import Ref
 from bide.stores.redis import RedisStore
 from bide.stores.redis.layout import Layout
-from bide.testing.store_suite import StoreSuite
 from bide.testing.store_suite.base import SuiteBase
 from bide.testing.store_suite.calls import Batches, EveryCell, Fairness, Leasing, OddInput, Racing
 from bide.testing.store_suite.capabilities import Announcing, Listening, Opening, Remembering
@@ -50,7 +50,7 @@ class OneServer(RedisSuite):
         self.url, self.namespace = redis_url, redis_namespace
 
 
-class TestRedisOneShard(OneServer, EveryCell, Leasing, Fairness, Finding, Counting, Batches, OddInput, Racing, Opening):
+class TestRedisOneShard(OneServer, Leasing, Fairness, Finding, Counting, Batches, OddInput, Racing, Opening):
     """What depends on the number of shards: orders, listings, counts. Fewer races will do: each is for one key, which
     lies in one shard of sixteen, too.
     """
@@ -59,12 +59,18 @@ class TestRedisOneShard(OneServer, EveryCell, Leasing, Fairness, Finding, Counti
     races: ClassVar[int] = 50
 
 
-class TestRedis(OneServer, StoreSuite):
+class OnSixteenShards(OneServer):
     exact_order: ClassVar[bool] = False
 
 
-class TestRedisCluster(RedisSuite, StoreSuite):
-    """The scripts are the same as on one server, so fewer races will do; what differs is the way to them."""
+class TestRedis(OnSixteenShards, EveryCell): ...
+
+
+class TestRedisOthers(OnSixteenShards, Others): ...
+
+
+class TestRedisCluster(RedisSuite, Others):
+    """The scripts are the same as on one server, so no cells and fewer races; what differs is the way to them."""
 
     exact_order: ClassVar[bool] = False
     races: ClassVar[int] = 50

@@ -1,4 +1,4 @@
-"""The contract of a store, kept by PostgreSQL, and by MySQL and MariaDB."""
+"""The contract of a store, kept by PostgreSQL, and by MySQL and MariaDB. The cells are apart, for another process."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from tests.conformance.others import Others
 from tests.servers.fixtures import Borrowed
 from tests.stores.sql.database import Database, MySql, Postgres
 from tests.waiting import PATIENCE
 
 from bide.ports import Store
-from bide.testing.store_suite import StoreSuite
+from bide.testing.store_suite.base import SuiteBase
+from bide.testing.store_suite.calls import EveryCell
 
 
-class SqlSuite(StoreSuite):
+class SqlSuite(SuiteBase):
     durable: ClassVar[bool] = True
     prepared: ClassVar[set[str]] = set()
     """Where there is a table of the caller's already."""
@@ -55,7 +57,7 @@ class SqlSuite(StoreSuite):
         return [text for (text,) in self.database.ask(self.schemas.url(tmp_path), f"SELECT text FROM {self.own}")]
 
 
-class TestPostgres(SqlSuite):
+class OnPostgres(SqlSuite):
     tells_what_is_taken: ClassVar[bool] = True
 
     @pytest.fixture(autouse=True)
@@ -63,10 +65,22 @@ class TestPostgres(SqlSuite):
         self.database, self.schemas = Postgres(postgres_url), postgres_schemas
 
 
-class TestMySql(SqlSuite):
+class TestPostgres(OnPostgres, EveryCell): ...
+
+
+class TestPostgresOthers(OnPostgres, Others): ...
+
+
+class OnMySql(SqlSuite):
     hears_commits: ClassVar[bool] = False
     exact_ends: ClassVar[bool] = False
 
     @pytest.fixture(autouse=True)
     def _clean_schemas(self, mysql_url: str, mysql_schemas: Borrowed) -> None:
         self.database, self.schemas = MySql(mysql_url), mysql_schemas
+
+
+class TestMySql(OnMySql, EveryCell): ...
+
+
+class TestMySqlOthers(OnMySql, Others): ...

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
@@ -34,15 +32,6 @@ TIMERS: dict[str, Callable[[int], Timer[str]] | None] = {
     "hashed wheel": lambda now: HashedWheel(slots=64, start=now),
     "hierarchical wheel": lambda now: HierarchicalWheel(start=now),
 }
-
-
-@pytest.fixture
-def fast_place() -> Iterator[Path]:
-    """A directory in memory where there is one: the game is about answers, not about the disk."""
-    memory = Path("/dev/shm")
-    place = Path(tempfile.mkdtemp(prefix="bide-", dir=memory if memory.is_dir() else None))
-    yield place
-    shutil.rmtree(place)
 
 
 @pytest.mark.parametrize("timer", TIMERS)
@@ -81,44 +70,46 @@ def test_a_new_version_with_the_token_of_the_one_before_is_found(monkeypatch: py
     game.runner.close()
 
 
-def test_sqlite_answers_as_it_must(fast_place: Path) -> None:
+def test_sqlite_answers_as_it_must(tmp_path: Path) -> None:
     files = count()
 
     def subject() -> Store:
-        return SqliteStore(str(fast_place / f"{next(files)}.db"), synchronous="normal")
+        return SqliteStore(str(tmp_path / f"{next(files)}.db"), synchronous="normal")
 
     assert play(subject, games=40 * GAMES, moves=100) >= 2_600 * GAMES
 
 
-@pytest.mark.parametrize(
-    ("servers", "shards", "games", "least"),
-    [("redis_url", 1, 40, 2_600), ("redis_url", 16, 40, 2_600), ("redis_cluster_url", 16, 25, 1_600)],
-)
-def test_redis_answers_as_it_must(
-    request: pytest.FixtureRequest, redis_namespace: str, servers: str, shards: int, games: int, least: int
-) -> None:
-    """Each game in a namespace of its own. Sentinels only say where that one server is: for them the suite will do."""
-    url: str = request.getfixturevalue(servers)
-    played = count()
+class TestServers:
+    """Apart, for another process than the games without a server."""
 
-    def subject() -> Store:
-        return RedisStore(f"{url}?namespace={redis_namespace}-{next(played)}&shards={shards}", clock="caller")
+    @pytest.mark.parametrize(
+        ("servers", "shards", "games", "least"),
+        [("redis_url", 1, 40, 2_600), ("redis_url", 16, 40, 2_600), ("redis_cluster_url", 16, 25, 1_600)],
+    )
+    def test_redis_answers_as_it_must(
+        self, request: pytest.FixtureRequest, redis_namespace: str, servers: str, shards: int, games: int, least: int
+    ) -> None:
+        """Each game in a namespace of its own. Sentinels only say where that one server is: the suite will do."""
+        url: str = request.getfixturevalue(servers)
+        played = count()
 
-    assert play(subject, games=games * GAMES, moves=100, exact_order=shards == 1) >= least * GAMES
+        def subject() -> Store:
+            return RedisStore(f"{url}?namespace={redis_namespace}-{next(played)}&shards={shards}", clock="caller")
 
+        assert play(subject, games=games * GAMES, moves=100, exact_order=shards == 1) >= least * GAMES
 
-@pytest.mark.parametrize(("kind", "exact_ends"), [("postgres", True), ("mysql", False)])
-def test_a_sql_server_answers_as_it_must(request: pytest.FixtureRequest, kind: str, exact_ends: bool) -> None:
-    """Each game in a schema that the next gets empty."""
-    schemas: Borrowed = request.getfixturevalue(f"{kind}_schemas")
-    made: Any = {"postgres": PostgresStore, "mysql": MySqlStore}[kind]
+    @pytest.mark.parametrize(("kind", "exact_ends"), [("postgres", True), ("mysql", False)])
+    def test_a_sql_server_answers_as_it_must(self, request: pytest.FixtureRequest, kind: str, exact_ends: bool) -> None:
+        """Each game in a schema that the next gets empty."""
+        schemas: Borrowed = request.getfixturevalue(f"{kind}_schemas")
+        made: Any = {"postgres": PostgresStore, "mysql": MySqlStore}[kind]
 
-    class Borrowing(made):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__(schemas.url(self), clock="caller")
+        class Borrowing(made):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__(schemas.url(self), clock="caller")
 
-        async def close(self) -> None:
-            await super().close()
-            schemas.give_back(self)
+            async def close(self) -> None:
+                await super().close()
+                schemas.give_back(self)
 
-    assert play(Borrowing, games=30 * GAMES, moves=100, exact_ends=exact_ends) >= 2_000 * GAMES
+        assert play(Borrowing, games=30 * GAMES, moves=100, exact_ends=exact_ends) >= 2_000 * GAMES

@@ -17,7 +17,7 @@ from tests.waiting import until
 from bide.testing.history.events import Died
 from bide.testing.history.recording import Journal, Log, read
 from bide_proofs.harness import processes
-from bide_proofs.harness.command import ChildFailed, percentiles, tell
+from bide_proofs.harness.command import ChildFailed, tell
 from bide_proofs.harness.processes import Child, ChildSpec, ProcessGroup
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,8 +116,3 @@ def test_the_exit_code_and_the_results_say_whether_anything_was_wrong(
     assert [json.loads(line) for line in results.read_text().splitlines()] == [
         {"store": "one", "wrong": {"P2": 0}}, {"store": "two", "wrong": {"P1": 0, "P2": 1}}
     ]  # fmt: skip
-
-
-def test_percentiles_are_values_that_were_measured() -> None:
-    assert percentiles([3.0, 1.0, 2.0]) == {"p50": 2.0, "p99": 3.0, "p999": 3.0, "most": 3.0}
-    assert percentiles([]) == {}

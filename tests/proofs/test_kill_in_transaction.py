@@ -7,24 +7,13 @@ from pathlib import Path
 
 import pytest
 from tests.proofs.running import report_of
-from tests.servers.fixtures import Borrowed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 
 
-def test_exactly_the_committed_ones_fire_on_sqlite(tmp_path: Path) -> None:
-    ordered(f"sqlite:///{tmp_path}/shop.db")
-
-
-def test_exactly_the_committed_ones_fire_on_postgres(postgres_schemas: Borrowed) -> None:
-    ordered(postgres_schemas.url())
-
-
-def test_exactly_the_committed_ones_fire_on_mysql(mysql_schemas: Borrowed) -> None:
-    ordered(mysql_schemas.url())
-
-
-def ordered(url: str) -> None:
+@pytest.mark.parametrize("store", ["sqlite", "postgres", "mysql"])
+def test_exactly_the_committed_ones_fire(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db" if store == "sqlite" else request.getfixturevalue(f"{store}_schemas").url()
     report = report_of("kill_in_transaction", url, "--orders", "400", "--clients", "2", "--every", "0.3")
     assert not any(report["wrong"].values())
     assert report["orders"] == 400

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import pytest
 from tests.waiting import until
 
 from bide_proofs.servers.disk import Disk
-from bide_proofs.servers.process import Guard, Process, ServerFailed
+from bide_proofs.servers.process import Process, ServerFailed
 from bide_proofs.servers.server import ServerProcess
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells the processes of a server")
@@ -52,32 +51,6 @@ async def test_a_kill_takes_the_processes_below_along(tmp_path: Path) -> None:
     process.end(signal.SIGKILL)
     assert process.code == -signal.SIGKILL
     assert not any(Path(f"/proc/{pid}/exe").exists() for pid in pids)  # noqa: ASYNC240
-
-
-def test_a_guard_that_is_dismissed_does_nothing(tmp_path: Path) -> None:
-    guard = Guard('touch "$1"', str(tmp_path / "touched"))
-    guard.dismiss()
-    assert not (tmp_path / "touched").exists()
-
-
-def test_a_disk_is_full_and_then_it_is_not(tmp_path: Path) -> None:
-    disk, place = Disk(8 << 20), tmp_path / "disk"
-    disk.make(place)
-    try:
-        if not disk.mounted:
-            assert "small file system" in disk.refused
-            pytest.skip(disk.refused)
-        file = place / "file"
-        file.write_bytes(bytes(1 << 20))
-        assert 1 << 20 <= disk.fill() < 2 << 20
-        with pytest.raises(OSError, match="No space left"):
-            (place / "more").write_bytes(bytes(1 << 20))
-        disk.free()
-        (place / "more").write_bytes(bytes(1 << 20))
-        assert len(file.read_bytes()) == 1 << 20
-    finally:
-        disk.remove()
-    assert os.listdir(place) == [] or not disk.mounted
 
 
 def test_what_is_in_use_is_unmounted_and_told(tmp_path: Path) -> None:

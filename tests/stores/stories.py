@@ -29,7 +29,6 @@ from bide.testing.store_suite.base import (
     put_one,
     retry,
     see,
-    settle,
     settle_all,
     take,
 )
@@ -37,13 +36,6 @@ from bide.testing.store_suite.base import (
 Story = Callable[[Store, Callable[[], None]], Awaitable[None]]
 """Prepares, says when the fault is to come, acts, and checks that the act was done once and answered right."""
 REF = Ref("t", "k")
-
-
-async def schedules(store: Store, now_it_fails: Callable[[], None]) -> None:
-    now_it_fails()
-    [answer] = await add_all(store, [new()], now=NOW)
-    assert answer.result is Result.CREATED
-    assert answer.record == await look(store, REF)
 
 
 async def replaces(store: Store, now_it_fails: Callable[[], None]) -> None:
@@ -63,14 +55,6 @@ async def schedules_many(store: Store, now_it_fails: Callable[[], None]) -> None
         Result.KEPT if number % 4 == 0 else Result.CREATED for number in range(200)
     ]
     assert [answer.record for answer in answers] == await store.get([Ref("t", task.key) for task in tasks])
-
-
-async def cancels(store: Store, now_it_fails: Callable[[], None]) -> None:
-    await put_one(store)
-    now_it_fails()
-    answer = await do(store, Cancel("t", "k"))
-    assert answer.result is Result.CANCELLED, "and not that it was never there"
-    assert await look(store, REF) is None
 
 
 async def moves(store: Store, now_it_fails: Callable[[], None]) -> None:
@@ -140,14 +124,6 @@ async def extends(store: Store, now_it_fails: Callable[[], None]) -> None:
     now_it_fails()
     assert await extend(store, held, until=NOW + HOUR)
     assert (await see(store, held)).wake_at == NOW + HOUR
-
-
-async def settles(store: Store, now_it_fails: Callable[[], None]) -> None:
-    await put_one(store)
-    held = await take(store)
-    now_it_fails()
-    assert await settle(store, done(held)), "and not that the lease is gone, which this call itself has ended"
-    assert await look(store, held) is None
 
 
 async def settles_many(store: Store, now_it_fails: Callable[[], None]) -> None:

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from bide.core.events import Event, EventKind
 from bide.core.instants import At
 from bide.core.records import Cancel, Filter, Lease, Move, Page, Record, Ref, State
 from bide.stores.memory import MemoryStore
@@ -109,29 +108,6 @@ def test_a_key_that_ends_over_and_over_leaves_one_retention_entry() -> None:
     assert store._ended == []
 
 
-def test_each_topic_has_a_timer_of_its_own_that_starts_now() -> None:
-    starts: list[int] = []
-
-    def timer(now: int) -> HeapTimer[str]:
-        starts.append(now)
-        return HeapTimer(start=now)
-
-    store = opened(timer=timer)
-    at_once(store.add([new(topic="a"), new(topic="b")], now=NOW))
-    at_once(store.add([new("l", topic="a")], now=NOW + 5))
-    assert starts == [NOW, NOW]
-
-
-def test_what_is_due_waits_in_line_and_what_is_not_on_the_timer() -> None:
-    timer = HeapTimer[str](start=NOW)
-    store = opened(timer=lambda now: timer)
-    at_once(store.add([new("due"), new("ahead", due=At(NOW + 5))], now=NOW))
-    waits = store._topics["t"].waits
-    assert (len(waits), len(timer)) == (1, 1)
-    assert lease(store, 0, now=NOW + 5) == []
-    assert (len(waits), len(timer)) == (2, 0)
-
-
 def _record(key: str, wake_at: int) -> Record:
     return Record(
         key, key, "", None, State.WAITING, 0, wake_at, 0, 0, 0, 0, 0, None, b"", b"", None, None, 0, None, None
@@ -156,10 +132,3 @@ def test_a_listing_is_made_when_somebody_looks_and_dropped_when_nobody_does() ->
         listings.note(_record(f"new {number}", number), None)
     assert NAMES not in listings.kept
     assert not listings.kept
-
-
-def test_the_log_keeps_the_newest() -> None:
-    store = opened(longest_log=3)
-    events = [Event(at=number, topic="t", key="k", id="", kind=EventKind.RETRY) for number in range(5)]
-    at_once(store.record(events))
-    assert at_once(store.events()) == events[:1:-1]

@@ -55,28 +55,19 @@ def test_a_batch_is_cut_by_number_and_by_bytes_and_no_more_than_needed(sizes: li
 OURS, THEIRS = [Ref("ours", "1"), Ref("ours", "2")], [Ref("theirs", "1")]
 
 
-def test_conflicts_are_likely_for_some_batches_after_one() -> None:
+def test_conflicts_are_likely_for_some_batches_of_the_topic_after_one() -> None:
     conflicts = Conflicts()
     assert not conflicts.likely(OURS)
     conflicts.met(OURS, [])
     assert not conflicts.likely(OURS)
-    conflicts.met(OURS, OURS[:1])
+    conflicts.met([*OURS, *THEIRS], OURS[:1])
+    assert conflicts.likely([*OURS, *THEIRS])
+    assert not conflicts.likely(THEIRS)
     for _ in range(Conflicts.BATCHES - 1):
         conflicts.met(OURS, [])
         assert conflicts.likely(OURS)
     conflicts.met(OURS, [])
     assert not conflicts.likely(OURS)
-
-
-def test_the_conflicts_of_one_topic_are_not_those_of_another() -> None:
-    conflicts = Conflicts()
-    conflicts.met([*OURS, *THEIRS], THEIRS)
-    assert conflicts.likely(THEIRS)
-    assert conflicts.likely([*OURS, *THEIRS])
-    assert not conflicts.likely(OURS)
-    for _ in range(Conflicts.BATCHES):
-        conflicts.met(OURS, [])
-    assert conflicts.likely(THEIRS), "batches without it say nothing of it"
 
 
 def test_topics_without_end_do_not_fill_the_memory() -> None:
@@ -93,12 +84,7 @@ async def answered_already() -> int:
     return 1
 
 
-def test_a_thread_without_a_loop_is_refused_also_what_need_not_wait() -> None:
-    with pytest.raises(SetupError, match="await"):
-        run_on_this_thread(awaited(answered_already()))
-
-
-async def test_the_same_of_a_coroutines_thread() -> None:
+async def test_a_thread_without_a_loop_is_refused_also_what_need_not_wait() -> None:
     assert await awaited(answered_already()) == 1
     with pytest.raises(SetupError, match="await"):
         await asyncio.to_thread(lambda: run_on_this_thread(awaited(answered_already())))
@@ -121,12 +107,6 @@ async def test_once_patience_is_over_it_is_not_sent_again(may_be_done: bool, kin
     with pytest.raises(StoreError, match="away") as raised:
         await resending.pause("away")
     assert type(raised.value) is kind
-
-
-async def test_within_patience_a_pause_may_be_none_at_all() -> None:
-    resending = Resending(3_600.0)
-    await resending.pause("away", seconds=0.0)
-    await resending.pause("away")
 
 
 def seen(there: float, answers: list[tuple[float, float, float]]) -> ServerTime:
@@ -237,14 +217,13 @@ def test_no_chunk_grows_too_long(step: int) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "redis://{there}/0",
-        "redis+cluster://{there}",
-        "postgresql://u@{there}/d",
-        "mysql://u@{there}/d",
+        "redis://{there}/0", "redis+cluster://{there}", "postgresql://u@{there}/d", "mysql://u@{there}/d",
         "http://{there}",
     ],
-)
-async def test_a_refused_connection_asks_whether_the_server_runs(url: str) -> None:
+)  # fmt: skip
+async def test_a_refused_connection_asks_whether_the_server_runs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("redis.store", "sql.store", "http.calls"):
+        monkeypatch.setattr(f"bide.stores.{module}._AT_FIRST", 0.1)
     there = f"127.0.0.1:{free_port()}"
     with pytest.raises(
         StoreUnavailable, match=rf"{there}.*: cannot be reached: connection refused; is it running\?"

@@ -318,17 +318,10 @@ async def add(place: Place, number: int, identity: int, due: int) -> None:
 @pytest.mark.parametrize(
     "table",
     [
-        "t_{1..0}",
-        "t_{0..1024}",
-        "t_{00..3}",
-        "t_{0..03}",
-        "a_{0..1}.t_{0..1}",
-        "t_{0..1}.a.b",
-        "t_{0..}",
-        7,
+        "t_{1..0}", "t_{0..1024}", "t_{00..3}", "t_{0..03}", "a_{0..1}.t_{0..1}", "t_{0..1}.a.b", "t_{0..}", 7,
         "{0..9}" * 9,
     ],
-)
+)  # fmt: skip
 def test_a_pattern_that_cannot_be_meant_is_refused(table: Any) -> None:
     with pytest.raises(BadInput, match=r"order_\{00..63\}") as raised:
         TableSource(table=table, due="due", where="status = 2", changes={"status": 3})

@@ -290,19 +290,10 @@ async def test_a_hook_that_fails_stops_nothing(place: Place, clock: ManualClock)
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"tries": 0},
-        {"tries": True},
-        {"dead": {}},
-        {"dead": {"id": 3}},
-        {"dead": 9},
-        {"id": []},
-        {"id": 3},
-        {"after": "3651d"},
-        {"after": 48},
-        {"reads": 3},
-        {"reads": "postgresql://u:secret@h", "channel": "posts"},
+        {"tries": 0}, {"tries": True}, {"dead": {}}, {"dead": {"id": 3}}, {"dead": 9}, {"id": []}, {"id": 3},
+        {"after": "3651d"}, {"after": 48}, {"reads": 3}, {"reads": "postgresql://u:secret@h", "channel": "posts"},
     ],
-)
+)  # fmt: skip
 def test_what_a_source_cannot_mean(wrong: dict[str, Any]) -> None:
     from bide import TableSource
 

@@ -175,13 +175,8 @@ async def test_verbs_within_a_handler_join_its_transaction(place: Place, clock: 
     assert [task.key async for task in app.find(topic="announce")] == ["1"]
 
 
-BERLIN = [
-    ("2027-01-16T08:00:00", "2027-01-16T08:00:00+01:00"),
-    ("2027-07-16T08:00:00", "2027-07-16T08:00:00+02:00"),
-    ("2027-03-28T02:30:00", "2027-03-28T03:00:00+02:00"),
-    ("2027-10-31T02:30:00", "2027-10-31T02:30:00+01:00"),
-    ("2027-10-31T03:00:00", "2027-10-31T03:00:00+01:00"),
-]
+BERLIN = [("2027-03-28T02:30:00", "2027-03-28T03:00:00+02:00"), ("2027-10-31T02:30:00", "2027-10-31T02:30:00+01:00")]
+"""Where the clock is put forward and back; `stores/test_parts.py` has all other times."""
 
 
 @pytest.mark.parametrize(("wall", "comes"), BERLIN)
@@ -259,6 +254,17 @@ async def test_what_is_not_there_is_said_at_the_start(
     with pytest.raises(SetupError):
         async with app.worker():
             raise AssertionError("it must not start")
+
+
+@pytest.mark.parametrize("empty", ["sqlite", "postgres"], indirect=True)  # on MySQL the tests' user may make none
+async def test_a_view_cannot_be_watched(place: Place) -> None:
+    app = await place.app()
+    await place.run(f"CREATE VIEW {place.table}_seen AS SELECT * FROM {place.table}")
+    place.exits.push_async_callback(place.run, f"DROP VIEW {place.table}_seen")
+    app.watch(place.source(table=f"{place.table}_seen"))
+    [loop] = app.table_loops()
+    with pytest.raises(SetupError, match="a view"):
+        await loop.open()
 
 
 async def test_a_topic_needs_tasks_in_the_same_database(place: Place) -> None:

@@ -41,7 +41,7 @@ async def way(service: Service) -> AsyncIterator[FaultProxy]:
 @pytest_asyncio.fixture
 async def store(way: FaultProxy) -> AsyncIterator[HttpStore]:
     """Open; it goes by the test's clock, and soon asks again."""
-    store = HttpStore(f"http://{HOST}:{way.port}", clock="caller", patience=remote.CALL_LASTS, silence=0.5)
+    store = HttpStore(f"http://{HOST}:{way.port}", clock="caller", patience=remote.CALL_LASTS, silence=0.25)
     await store.open()
     yield store
     await store.close()

@@ -9,7 +9,6 @@ from starlette.responses import Response
 from tests.stores.http.serving import Service
 from tests.stores.stories import (
     Story,
-    cancels,
     extends,
     leases,
     looks,
@@ -18,9 +17,7 @@ from tests.stores.stories import (
     redrives,
     refuses,
     replaces,
-    schedules,
     schedules_many,
-    settles,
     settles_many,
 )
 from tests.waiting import until
@@ -36,8 +33,7 @@ from bide.testing.store_suite.base import NOW, do, look, new, put_one
 
 REF = Ref("t", "k")
 STORIES: list[Story] = [
-    schedules, schedules_many, refuses, replaces, moves, cancels, redrives, leases, extends, settles, settles_many,
-    purges, looks,
+    schedules_many, refuses, replaces, moves, redrives, leases, extends, settles_many, purges, looks,
 ]  # fmt: skip
 
 

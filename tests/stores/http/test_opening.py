@@ -19,15 +19,7 @@ from tests.stores.http.serving import HOST, Service, only, opened, serving
 from tests.waiting import until
 
 from bide import Bide, SetupError
-from bide.core.errors import (
-    BadInput,
-    MissingExtra,
-    OutcomeUnknown,
-    PartlyFailed,
-    StoreError,
-    StoreMismatch,
-    StoreUnavailable,
-)
+from bide.core.errors import BadInput, MissingExtra, OutcomeUnknown, PartlyFailed, StoreMismatch, StoreUnavailable
 from bide.core.events import Event, EventKind
 from bide.core.instants import In
 from bide.core.names import RESERVED_TOPIC
@@ -321,11 +313,6 @@ async def test_a_transaction_cannot_be_joined_over_http(service: Service) -> Non
     async with Bide(HttpStore(service.url, clock="caller")) as app:
         with pytest.raises(SetupError):
             app.using(object())
-
-
-def test_the_error_of_a_token_is_a_store_error_too() -> None:
-    assert issubclass(NotAllowed, SetupError)
-    assert issubclass(NotAllowed, StoreError), "so that a worker goes on"
 
 
 async def test_what_no_wire_can_say_is_said_otherwise() -> None:

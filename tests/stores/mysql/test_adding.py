@@ -64,7 +64,7 @@ def _tasks() -> list[NewTask]:
     return [
         NewTask(
             topic=f"t'{number % 3}",
-            key=f"{number}\\",
+            key=f"{number}é\\",
             id=new_id(),
             due=dues[number % 4](number),
             payload=b"\x00\\'\"%s" * (number % 3),
@@ -106,14 +106,6 @@ async def test_each_is_there_as_it_was_answered(through: Opens) -> None:
     }
 
 
-@pytest.mark.parametrize("odd", ["plain", "quote'", "back\\slash", "é"])
-async def test_what_needs_no_escaping_is_not_escaped(url: str, open_store: OpensStore, odd: str) -> None:
-    store = await open_store(url, clock="server")
-    tasks = [new(f"{odd}{number}", due=In(HOUR), payload=odd.encode()) for number in range(70)]
-    there = await put(store, *tasks)
-    assert await store.get([one.ref for one in there]) == there
-
-
 async def test_a_key_that_is_taken_is_looked_at(through: Opens) -> None:
     store = await through(clock="server")
     tasks = _tasks()
@@ -122,22 +114,6 @@ async def test_a_key_that_is_taken_is_looked_at(through: Opens) -> None:
     results = [answer.result for answer in await add_all(store, tasks, now=_now())]
     assert (results.pop(599), results.pop(7)) == (Result.KEPT, Result.REPLACED)
     assert results == [Result.CREATED] * (MANY - 2)
-
-
-async def test_a_new_life_has_a_higher_token(through: Opens) -> None:
-    store = await through(clock="server")
-    tokens: list[int] = []
-    for _ in range(20):
-        tasks = [NewTask("t", str(number), new_id(), In(60_000)) for number in range(40)]
-        added = [answer.record for answer in await add_all(store, tasks, now=_now())]
-        gone = [
-            answer.record for answer in await change_all(store, [Cancel("t", one.key) for one in tasks], now=_now())
-        ]
-        for records in (added, gone):
-            highest = [record.token for record in records if record is not None]
-            assert len(highest) == 40
-            assert min(highest) > max(tokens, default=0)
-            tokens = highest
 
 
 @pytest.fixture

@@ -41,22 +41,13 @@ def test_every_part_is_read() -> None:
 @pytest.mark.parametrize(
     ("url", "field"),
     [
-        ("postgresql://h/d", "store"),
-        ("mysql://h/d#x", "store"),
-        ("mysql://h", "store"),
-        ("mysql://h:x/d", "store"),
-        ("mysql://h:0/d", "store"),
-        ("mysql://h/a`b", "store"),
-        ("mysql://h/d?schema=a.b", "schema"),
-        ("mysql://h/d?schema=", "schema"),
-        ("mysql://h/d?prefix=1", "prefix"),
-        ("mysql://h/d?prefix=", "prefix"),
-        ("mysql://h/d?prefix=a-b", "prefix"),
-        ("mysql://h/d?charset=utf8", "store"),
-        ("mysql://h/d?ssl_mode=maybe", "ssl_mode"),
-        ("mysql://h/d?ssl_mode=disabled&ssl_ca=/a", "ssl_mode"),
+        ("postgresql://h/d", "store"), ("mysql://h/d#x", "store"), ("mysql://h", "store"), ("mysql://h:x/d", "store"),
+        ("mysql://h:0/d", "store"), ("mysql://h/a`b", "store"), ("mysql://h/d?schema=a.b", "schema"),
+        ("mysql://h/d?schema=", "schema"), ("mysql://h/d?prefix=1", "prefix"), ("mysql://h/d?prefix=", "prefix"),
+        ("mysql://h/d?prefix=a-b", "prefix"), ("mysql://h/d?charset=utf8", "store"),
+        ("mysql://h/d?ssl_mode=maybe", "ssl_mode"), ("mysql://h/d?ssl_mode=disabled&ssl_ca=/a", "ssl_mode"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused(url: str, field: str) -> None:
     with pytest.raises(BadInput) as refused:
         address_of(url)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -107,26 +106,3 @@ async def test_a_handler_that_commits_is_told_so(place: Mysql, caplog: pytest.Lo
     await loop.run_once()
     assert "the handler ended the transaction of its row" in caplog.text
     assert loop.stats.fired == 0
-
-
-async def test_what_one_handler_sets_is_not_the_next_one_s(place: Mysql) -> None:
-    app = await place.app()
-    watch = app.watch(place.source())
-    seen: list[Any] = []
-
-    @watch.handler
-    async def publish(row: Row) -> None:
-        async with row.connection.cursor() as cursor:
-            await cursor.execute("SELECT @mine, @@sql_mode, @@time_zone")
-            seen.append(await cursor.fetchone())
-            await cursor.execute(f"SET @mine = 1, SESSION sql_mode = '', time_zone = '+05:00'; USE {other}")
-
-    other = f"{place.own}_other"
-    await place.run(f"CREATE DATABASE {other}")
-    for number in (1, 2, 3):
-        await place.add(number, 0)
-    async with app.worker() as worker:
-        await worker.until_empty()
-    assert len(seen) == 3
-    assert len(set(seen)) == 1
-    assert seen[0][2] == "+00:00"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -135,23 +134,6 @@ async def test_a_slow_reading_falls_back_to_polling(server: Server) -> None:
     server.hangs = True
     await elapse(2 * A_POLL)
     assert server.runtime.look_every == POLL
-
-
-def test_failures_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "bide.mysql")
-
-    @watched
-    async def fails_twice(server: Server) -> None:
-        for _ in range(2):
-            server.fails = StoreUnavailable("away")
-            await elapse(10 * A_POLL)
-            server.fails = None
-            await elapse(10 * A_POLL)
-
-    fails_twice()
-    assert [one.getMessage() for one in caplog.records] == [
-        "the redo log's position cannot be read, so workers poll: away"
-    ] * 2
 
 
 @watched

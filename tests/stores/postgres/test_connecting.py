@@ -111,20 +111,12 @@ def test_what_is_ours_is_taken_out_and_the_rest_is_the_drivers() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "mysql://h/d",
-        "postgresql://h/d#x",
-        "postgresql://h/d?schema=A",
-        "postgresql://h/d?schema=",
-        "postgresql://h/d?schema=pg_x",
-        "postgresql://h/d?schema=a.b",
-        'postgresql://h/d?schema=a"',
-        "postgresql://h/d?prefix=1",
-        "postgresql://h/d?prefix=a-b",
-        "postgresql://h/d?pooler=statement",
-        "postgresql://h/d?sslmode=require&channel_binding=require",
-        "postgresql://h/d?connect_timeout=3",
+        "mysql://h/d", "postgresql://h/d#x", "postgresql://h/d?schema=A", "postgresql://h/d?schema=",
+        "postgresql://h/d?schema=pg_x", "postgresql://h/d?schema=a.b", 'postgresql://h/d?schema=a"',
+        "postgresql://h/d?prefix=1", "postgresql://h/d?prefix=a-b", "postgresql://h/d?pooler=statement",
+        "postgresql://h/d?sslmode=require&channel_binding=require", "postgresql://h/d?connect_timeout=3",
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused(url: str) -> None:
     with pytest.raises(BadInput):
         address_of(url)

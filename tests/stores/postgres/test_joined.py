@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from typing import Any
 
 import asyncpg
@@ -12,13 +11,13 @@ import psycopg
 import pytest
 import pytest_asyncio
 from tests.stores.postgres.connections import KINDS, by_asyncpg, by_psycopg, sqlalchemys
-from tests.stores.postgres.test_plans import ARGUMENTS, Surveyed, offences
+from tests.stores.postgres.test_plans import Surveyed, offences
 from tests.stores.sql.callers import by_sqlalchemy_async
 from tests.stores.sql.database import Postgres
 from tests.stores.sql.fixtures import OpensStore, Shop
-from tests.waiting import pause, until
+from tests.waiting import until
 
-from bide import BadInput, Bide, OutcomeUnknown, SetupError, StoreUnavailable, Task
+from bide import BadInput, Bide, OutcomeUnknown, SetupError, StoreUnavailable
 from bide.core.records import Lease, NewTask, Record, Ref
 from bide.stores.postgres import PostgresStore
 from bide.stores.postgres.connection import address_of
@@ -55,9 +54,6 @@ async def test_a_psycopg_that_has_no_raw_cursor_yet(shop: Shop, monkeypatch: pyt
     found = await shop.others.get("order.close", "a%(p1)s $2")
     assert found is not None
     assert found.payload == "100 % of $1, %s"
-
-
-# --- what is refused
 
 
 async def test_the_server_was_started_again_and_the_connection_is_newer_than_what_is_known(
@@ -119,47 +115,6 @@ async def test_at_a_stricter_level_what_somebody_has_changed_since_is_refused(sh
         assert (await caller.verb(shop.app, "schedule", "order.close", key="3", delay="1h")).result == "created"
         await caller.commit()
     assert await shop.keys() == ["1", "2", "3"]
-
-
-async def test_among_several_processes_the_verbs_of_many_callers_lose_nothing(shop: Shop) -> None:
-    """Two hundred transactions of one task each, twenty at a time, on keys that meet: each commit is there."""
-    async with shop.app, asyncpg.create_pool(address_of(shop.url).dsn, min_size=1, max_size=20) as pool:
-
-        async def place(number: int) -> None:
-            async with pool.acquire() as own, own.transaction():
-                await own.execute(f"INSERT INTO {shop.orders} VALUES ({number})")
-                await shop.app.using(own).schedule("order.close", number, key=f"{number % 50}", delay="1h")
-
-        await asyncio.gather(*map(place, range(200)))
-    assert await shop.rows() == 200
-    assert await shop.keys() == sorted(f"{number}" for number in range(50))
-
-
-# --- around a block
-
-
-# --- wakes
-
-
-@pytest.mark.parametrize("kind", ["SQLAlchemy AsyncSession, asyncpg", "psycopg", "Django"])
-async def test_a_worker_elsewhere_hears_of_it_at_the_commit(shop: Shop, kind: str) -> None:
-    """It sleeps for a minute, and is woken by the commit: not before, and not by a rollback."""
-    started = asyncio.Event()
-
-    @shop.others.handler("order.close")
-    async def close(task: Task[Any]) -> None:
-        started.set()
-
-    async with KINDS[kind](shop.url) as caller, AsyncExitStack() as opened:
-        if not caller.synchronous:
-            await opened.enter_async_context(shop.app)
-        await opened.enter_async_context(shop.others.worker())
-        for ending in (caller.rollback, caller.commit):
-            await caller.verb(shop.app, "schedule", "order.close", key="1", delay="0s")
-            await pause(0.2, why="nobody is to hear of it before it is committed")
-            assert not started.is_set()
-            await ending()
-        await until(started.is_set, "the worker to hear of it")
 
 
 async def test_a_rolled_back_wake_does_not_swallow_the_next(shop: Shop) -> None:
@@ -237,10 +192,6 @@ async def test_a_verb_plans_anew_and_leaves_that_setting_as_it_was(url: str, sto
     await own.close()
 
 
-def test_what_a_joined_verb_runs_is_all_looked_at() -> None:
-    assert set(JOINED) <= set(ARGUMENTS)
-
-
 Opens = Callable[..., Any]
 
 
@@ -272,9 +223,6 @@ async def completed(store: PostgresStore, held: Record, effects: Effects) -> Non
     async with store.transaction() as joined:
         await effects.write(joined.connection)
         assert await joined.settle([done(held)], now=NOW) == [True]
-
-
-# --- what the connection is
 
 
 async def test_a_handler_may_take_its_time(store: Any) -> None:
@@ -357,9 +305,6 @@ async def test_a_long_one_does_not_hold_up_the_leases_of_others_nor_its_own(stor
     effect.set()
     await running
     assert await look(store, first) is None
-
-
-# --- what is not allowed in it
 
 
 @pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN"])
@@ -477,9 +422,6 @@ class Slow:
                 $$ BEGIN PERFORM pg_sleep(1); RETURN NULL; END $$;
             CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON {effects.name} DEFERRABLE INITIALLY DEFERRED
                 FOR EACH ROW EXECUTE FUNCTION {sleep}()"""
-
-
-# --- what becomes of it when the connection breaks
 
 
 async def test_what_cannot_be_found_out_is_said_to_be_unknown(

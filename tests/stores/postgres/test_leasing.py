@@ -18,7 +18,6 @@ from bide.core.records import Move, NewTask, Record, Ref, Result
 from bide.ports import Verbs
 from bide.stores.postgres import PostgresStore, wakes
 from bide.stores.postgres.connection import address_of
-from bide.stores.postgres.operations import nested, packed
 from bide.stores.postgres.queries import Names
 from bide.stores.postgres.wakes import WakeMessages
 from bide.stores.sql.leasing import POLL
@@ -75,12 +74,6 @@ async def test_what_somebody_changes_just_then_is_looked_at_again(database: Post
     assert [one and one.due_at for one in there] == [NOW + 2 * HOUR, None, NOW + 2 * HOUR]
     await own.close()
     await theirs.close()
-
-
-def test_only_what_wakes_before_the_cap_is_told() -> None:
-    telling = WakeMessages(cap=1_000)
-    assert telling.messages({"t": NOW + 1_001}, NOW) == []
-    assert telling.messages({"t": NOW + 1_000, "u": NOW + 2_000}, NOW) == [f'{{"t":{NOW + 1_000}}}']
 
 
 def test_what_listeners_have_just_heard_is_not_told_again() -> None:
@@ -177,21 +170,6 @@ async def test_a_worker_that_is_notified_need_not_poll(url: str, open_store: Ope
 Makes = Callable[[int], list[NewTask]]
 LENGTHS = (1, 2, 12, 13, 100)
 """Without divisors and with them."""
-
-
-def test_the_parts_of_a_column_are_alike_and_hold_all_of_it() -> None:
-    for length in range(1, 200):
-        column: list[Any] = list(range(length))
-        parts = nested(column)
-        if parts != column:
-            assert [one for part in parts for one in part] == column
-            assert {len(part) for part in parts} == {len(parts[0])}
-            assert len(parts[0]) > 1
-
-
-def test_what_is_the_same_throughout_is_sent_once_and_what_is_null_not_at_all() -> None:
-    columns: list[list[Any]] = [["t"] * 3, [None] * 3, [None, "g", None], ["t", "u", "t"], ["x"] * 3]
-    assert packed(columns, (0, 3)) == [["t"], [], [None, "g", None], ["t", "u", "t"], ["x"] * 3]
 
 
 def mixed(length: int) -> list[NewTask]:

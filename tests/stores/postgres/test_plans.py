@@ -214,14 +214,6 @@ async def test_every_query_of_the_table_is_looked_at(url: str) -> None:
     }
 
 
-async def test_the_pages_of_a_state_are_one_seek(surveyed: Surveyed) -> None:
-    await surveyed.fill()
-    for state in range(5):
-        plan = await surveyed.plan(f"page_of_state_{state}")
-        [scan] = [node for node in nodes(plan) if node["Node Type"] == "Index Scan"]
-        assert "ROW(at" in scan["Index Cond"], "the place to go on from is part of the seek"
-
-
 FEW = 10_000
 """Enough for a full page of every list, and for each lease to find all that it wants."""
 MANY = int(os.environ.get("PLAN_ROWS", "200000"))
@@ -269,17 +261,24 @@ async def touched(surveyed: Surveyed) -> dict[str, int]:
 
 
 async def test_no_statement_touches_more_of_a_large_table(surveyed: Surveyed) -> None:
-    """Freshly filled and never analyzed, then analyzed, then with a flood; the plans are those of an empty table."""
+    """Freshly filled and never analyzed, then analyzed, then with a flood.
+
+    With the plans of an empty table, and with those of a store that is opened when all is there.
+    """
     for query in ARGUMENTS:
         await surveyed.prepare(query)
     await surveyed.fill(FEW)
     few = await touched(surveyed)
     await surveyed.fill(MANY, after=FEW)
     grown = {"filled": await touched(surveyed)}
+    await surveyed.forget()
+    grown["planned without statistics"] = await touched(surveyed)
     await surveyed.execute("ANALYZE {task}")
     grown["analyzed"] = await touched(surveyed)
     await surveyed.execute(_DUE, NOW, FLOOD)
     grown["flooded"] = await touched(surveyed)
+    await surveyed.forget()
+    grown["planned with statistics"] = await touched(surveyed)
     wrong = {
         (when, query): (few[query], now)
         for when, by_query in grown.items()
@@ -287,17 +286,6 @@ async def test_no_statement_touches_more_of_a_large_table(surveyed: Surveyed) ->
         if now > few[query] * DEEPER + 10
     }
     assert not wrong
-
-
-async def test_what_is_planned_for_a_full_table_is_no_worse(surveyed: Surveyed) -> None:
-    """A store that is opened when all is there plans then; and by what the planner knows then, or does not."""
-    await surveyed.fill(FEW * 10)
-    await surveyed.execute(_DUE, NOW, FLOOD)
-    unknown = await touched(surveyed)
-    await surveyed.execute("ANALYZE {task}")
-    await surveyed.forget()
-    known = await touched(surveyed)
-    assert {query: pages for query, pages in known.items() if pages > unknown[query] * DEEPER + 10} == {}
 
 
 @pytest.mark.parametrize("few", [0, 1, 200])

@@ -58,16 +58,6 @@ def expensive(clock: Clock, background: Callable[[FullScan], bool] = begins) -> 
     return known
 
 
-def test_as_long_as_a_full_scan_is_cheap_each_is_one(clock: Clock) -> None:
-    known = PostgresScanBounds(used=True, background=begins, clock=clock)
-    for _ in range(3):
-        clock.seconds += 1
-        assert known.start(["t"], [NOW]) == FULL
-        known.scanned(["t"], 0.002, NOW, FULL, LASTS)
-        known.emptied(["t"])
-        assert not known.watching
-
-
 def test_between_expensive_scans_one_begins_where_nothing_can_be_before(clock: Clock) -> None:
     known = expensive(clock)
     known.read(NOW + 2_000, [])
@@ -147,16 +137,6 @@ def test_what_was_left_keeps_the_bound_back(clock: Clock) -> None:
     assert known.start(["t", "u"], [NOW * 2, NOW + 70]).waiting == [NOW + 1_200, NOW + 70]
 
 
-def test_who_wrote_before_the_first_reading_makes_no_scan_more_expensive(clock: Clock) -> None:
-    known = PostgresScanBounds(used=True, background=begins, clock=clock)
-    known.scanned(["t"], 0.02, NOW, FULL, LASTS)
-    known.read(NOW + 1_000, ["9/9"])
-    start = known.start(["t"], [NOW + 900])
-    assert start == ScanStart([NOW + 900], [NOW - leasing.SLACK], [0], False)
-    known.read(NOW + 2_000, [])
-    assert known.start(["t"], [NOW + 900]) == FULL, "now there can be a bound"
-
-
 def test_a_clock_that_is_set_back_is_begun_with_anew(clock: Clock) -> None:
     known = expensive(clock)
     known.read(NOW - 5_000, [])
@@ -174,15 +154,15 @@ def test_with_another_connection_a_scan_is_full(clock: Clock) -> None:
         known.scanned(["t"], 0.02, NOW + 2_001, start, LASTS)
 
 
+# --- on a server
+
+
 def test_where_it_is_not_used_every_scan_is_full(clock: Clock) -> None:
     known = PostgresScanBounds(used=False, background=begins, clock=clock)
     for _ in range(3):
         assert known.start(["t"], [NOW]) == FULL
         known.scanned(["t"], 0.5, NOW, FULL, LASTS)
         assert not known.watching
-
-
-# --- on a server
 
 
 @asynccontextmanager

@@ -269,12 +269,3 @@ async def test_a_table_that_is_altered_is_examined_anew(place: Postgres) -> None
         await place.run(f"INSERT INTO {table} VALUES (1, 2, '2020-01-01'), ({2**40}, 2, '2020-01-01')")
         await worker.until_empty()
     assert await place.run(f"SELECT DISTINCT status FROM {table}") == [(3,)]
-
-
-async def test_a_view_cannot_be_watched(place: Postgres) -> None:
-    await place.run(f"CREATE VIEW {place.own}.seen AS SELECT * FROM {place.table}")
-    app = await place.app()
-    app.watch(place.source(table=f"{place.own}.seen"))
-    [loop] = app.table_loops()
-    with pytest.raises(SetupError, match="a view"):
-        await loop.open()

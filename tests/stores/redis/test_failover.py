@@ -459,22 +459,3 @@ async def test_a_client_whose_clock_is_hours_wrong_is_neither_early_nor_late(
         await until(lambda: "other" in watched.at, "what another client scheduled")
         not_before(watched.at["other"], began + 0.1 - MILLISECOND, "what another client scheduled")
         await watched.goes_by(right)
-
-
-async def test_a_lease_is_not_given_before_its_time_whoever_asks(shared_url: str, open_store: OpensStore) -> None:
-    """By a caller that believes it to be tomorrow, too."""
-    store = await open_store(shared_url)
-    began = time.monotonic()
-    await store.add([new("soon", due=In(300)), new("now", due=In(0))], now=0)
-    tomorrow = int(time.time() + 24 * HOUR) * 1000
-    got: list[str] = []
-
-    async def both() -> bool:
-        leased = await store.lease({"t": 10}, now=tomorrow, until=tomorrow + 600_000, holder="w")
-        if "soon" in keys(leased.tasks):
-            not_before(time.monotonic(), began + 0.3 - MILLISECOND, "the one that waits")
-        got.extend(keys(leased.tasks))
-        return len(got) == 2
-
-    await until(both, "both")
-    assert got == ["now", "soon"]

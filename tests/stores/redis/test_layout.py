@@ -120,31 +120,14 @@ def test_a_url_says_where_and_how(url: str, expected: Address) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "redis://a,b",
-        "redis://h:port",
-        "redis://h:999999",
-        "redis://h/zero",
-        "redis://h/0/1",
-        "redis://h#here",
-        "redis://h?shard=3",
-        "rediss://h?ssl_foo=1",
-        "rediss://h?ssl_check_hostname=perhaps",
-        "rediss://h?ssl_cert_reqs=maybe",
-        "redis://h?shards=0",
-        "redis://h?shards=many",
-        "redis://h?namespace=",
-        "redis://h?namespace=a{b}",
-        "redis://h?wait_replicas=-1",
-        "redis+sentinel://h",
-        "redis+sentinel://h/main/0/1",
-        "redis+cluster://h/3",
-        "redis+cluster://h?db=3",
-        "redis://h/1?db=3",
-        "redis+sentinel://h/main/1?db=3",
-        "unix://relative.sock",
-        "rediss+cluster://h",
+        "redis://a,b", "redis://h:port", "redis://h:999999", "redis://h/zero", "redis://h/0/1", "redis://h#here",
+        "redis://h?shard=3", "rediss://h?ssl_foo=1", "rediss://h?ssl_check_hostname=perhaps",
+        "rediss://h?ssl_cert_reqs=maybe", "redis://h?shards=0", "redis://h?shards=many", "redis://h?namespace=",
+        "redis://h?namespace=a{b}", "redis://h?wait_replicas=-1", "redis+sentinel://h", "redis+sentinel://h/main/0/1",
+        "redis+cluster://h/3", "redis+cluster://h?db=3", "redis://h/1?db=3", "redis+sentinel://h/main/1?db=3",
+        "unix://relative.sock", "rediss+cluster://h",
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_meant_is_refused(url: str) -> None:
     with pytest.raises(BadInput) as caught:
         address_of(url)

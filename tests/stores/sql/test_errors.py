@@ -227,6 +227,10 @@ def there() -> int:
 
 async def test_delays_leases_and_extensions_go_by_the_server(url: str, open_store: OpensStore) -> None:
     store = await open_store(url, clock="server")
+    clock = store.clock()
+    assert clock is not None
+    for now in (clock.now(), await store.time()):
+        assert abs(now - there()) < NEAR
     far = await put_one(store, new("far", due=In(HOUR)), now=WRONG)
     assert abs(far.wake_at - there() - HOUR) < NEAR
     assert (await lease(store, now=WRONG + 2 * HOUR)).tasks == [], "not due there"
@@ -245,15 +249,6 @@ async def test_delays_leases_and_extensions_go_by_the_server(url: str, open_stor
     assert await store.extend([hold(held)], now=WRONG, until=WRONG + 2 * HOUR) == [True]
     assert abs((await see(store, held)).wake_at - there() - 2 * HOUR) < NEAR
     assert await settle(store, done(held), now=WRONG)
-
-
-async def test_the_clock_is_known(url: str, open_store: OpensStore) -> None:
-    store = await open_store(url, clock="server")
-    assert abs(await store.time() - there()) < NEAR
-    clock = store.clock()
-    assert clock is not None
-    assert abs(clock.now() - there()) < NEAR
-    assert (await open_store(url)).clock() is None
 
 
 KINDS: dict[tuple[str, str], tuple[Makes, Makes]] = {

@@ -39,6 +39,11 @@ async def caller(kind: str, database: Database, shop: Shop) -> AsyncIterator[Cal
 
 
 of_each_kind = pytest.mark.parametrize(("database", "kind"), CALLERS, indirect=["database"])
+of_each_driver = pytest.mark.parametrize(
+    ("database", "kind"),
+    [one for one in CALLERS if not one[1].startswith(("SQLAlchemy", "Django"))],  # these lend a driver's connection
+    indirect=["database"],
+)
 
 
 @of_each_kind
@@ -70,7 +75,7 @@ async def test_a_rollback_takes_both_back(shop: Shop, caller: Caller) -> None:
     assert await shop.others.events() == []
 
 
-@of_each_kind
+@of_each_driver
 async def test_every_verb(shop: Shop, caller: Caller) -> None:
     app = shop.app
 
@@ -185,9 +190,6 @@ async def test_without_a_transaction_each_verb_is_one(shop: Shop, database: Data
         assert await shop.keys() == []
 
 
-# --- what is refused
-
-
 async def test_a_connection_to_another_server_is_refused(shop: Shop, database: Database, own_url: str) -> None:
     database.migrate(own_url)
     async with shop.app, database.somebody(own_url) as foreign:
@@ -234,12 +236,6 @@ async def test_a_limit_of_the_session_on_what_is_read_is_refused(shop: Shop, dat
             await caller.verb(shop.app, "cancel_group", "order-1")
         await caller.execute("SET sql_select_limit = DEFAULT")
         assert (await caller.verb(shop.app, "schedule", "order.close", key="1", delay="1h")).ok
-
-
-# --- around a block
-
-
-# --- transactions of our own
 
 
 async def test_of_many_tasks_the_earliest_is_told(database: Database, store: Any) -> None:

@@ -36,6 +36,7 @@ from bide.testing.store_suite.base import (
 )
 
 COUNT = 100
+NAMES = [f"{number:03}" for number in range(COUNT)]
 
 
 @pytest.fixture
@@ -61,7 +62,21 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
 
 
 def tasks(**more: Any) -> list[Any]:
-    return [new(f"{number:03}", due=At(NOW), **more) for number in range(COUNT)]
+    return [new(name, due=At(NOW), **more) for name in NAMES]
+
+
+ALL_OF: dict[str, Any] = {"add": add_all, "change": change_all, "settle": settle_all, "retry": settle_all}
+
+
+async def batch_of(store: Any, verb: str, names: list[str]) -> tuple[list[Any], Any]:
+    """Calls on tasks that are there now, and how each is answered."""
+    await put(store, *(new(name, due=At(NOW)) for name in names))
+    if verb == "change":
+        return [Move("t", name, At(NOW + HOUR)) for name in names], Result.MOVED
+    if verb == "add":
+        return [new(name, due=At(NOW + HOUR)) for name in names], Result.REPLACED
+    held = sorted((await lease(store, len(names))).tasks, key=lambda one: one.key)
+    return [done(one) if verb == "settle" else retry(one, At(NOW + HOUR)) for one in held], True
 
 
 async def of_the_others(store: Any, batch: list[Any], verb: str) -> list[Any]:
@@ -74,16 +89,23 @@ async def of_the_others(store: Any, batch: list[Any], verb: str) -> list[Any]:
     return answers
 
 
-async def test_a_change(database: Database, url: str, waits: list[BaseException], store: Any) -> None:
-    await put(store, *tasks())
-    moves = [Move("t", f"{number:03}", At(NOW + HOUR)) for number in range(COUNT)]
+@pytest.mark.parametrize("verb", ALL_OF)
+async def test_the_others_of_a_batch_are_answered(
+    database: Database, url: str, waits: list[BaseException], verb: str, store: Any
+) -> None:
+    batch, expected = await batch_of(store, verb, NAMES)
     async with database.holding(url, "050"):
-        answers = await of_the_others(store, moves, "change")
-        assert {answer.result for answer in answers if not isinstance(answer, Pending)} == {Result.MOVED}
-        assert len(waits) == (database.name == "mysql"), "of all statements one"
-        [again] = await change_all(store, [Cancel("t", "001")])
-        assert again.result is Result.CANCELLED, "and the next call does not wait either"
-    assert (await answers[50]).result is Result.MOVED
+        answers = await of_the_others(store, batch, "settle" if verb == "retry" else verb)
+        found = {getattr(answer, "result", answer) for answer in answers if not isinstance(answer, Pending)}
+        assert found == {expected}
+        if verb == "change":
+            assert len(waits) == (database.name == "mysql"), "of all statements one"
+            [again] = await change_all(store, [Cancel("t", "001")])
+            assert again.result is Result.CANCELLED, "and the next call does not wait either"
+    late = await answers[50]
+    assert getattr(late, "result", late) is expected
+    if expected is True:
+        assert await settle_all(store, batch) == [False] * COUNT, "each was done once"
 
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
@@ -119,27 +141,6 @@ async def test_a_change_reaches_the_version_that_it_waited_for(database: Databas
         assert [answer.result for answer in await changing] == [Result.CANCELLED, Result.MOVED]
     assert await look(store, Ref("t", "a")) is None
     assert (await see(store, Ref("t", "b"))).due_at == NOW + 3 * HOUR
-
-
-@pytest.mark.parametrize("how", ["done", "retry"])
-async def test_settling(database: Database, url: str, how: str, store: Any) -> None:
-    await put(store, *tasks())
-    held = (await lease(store, COUNT)).tasks
-    held.sort(key=lambda one: one.key)
-    outcomes = [done(one) if how == "done" else retry(one, At(NOW + HOUR)) for one in held]
-    async with database.holding(url, "050"):
-        answers = await of_the_others(store, outcomes, "settle")
-        assert {answer for answer in answers if not isinstance(answer, Pending)} == {True}
-    assert await answers[50] is True
-    assert await settle_all(store, outcomes) == [False] * COUNT, "each was done once"
-
-
-async def test_a_schedule_of_a_key_that_is_there(database: Database, url: str, store: Any) -> None:
-    await put(store, *tasks())
-    async with database.holding(url, "050"):
-        answers = await of_the_others(store, tasks(payload=b"new"), "add")
-        assert {answer.result for answer in answers if not isinstance(answer, Pending)} == {Result.REPLACED}
-    assert (await answers[50]).result is Result.REPLACED
 
 
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
@@ -211,20 +212,6 @@ async def test_when_patience_is_over_that_task_alone_fails(
     assert await look(store, Ref("t", "049")) is None
 
 
-async def test_callers_do_not_wait_for_one_another(database: Database, url: str) -> None:
-    """Through the app, where a hundred coroutines are one batch."""
-    app = Bide(database.Store(url, **{**WAITS, "clock": "server"}))
-    async with app:
-        await app.schedule_many([app.new("t", key=f"{number:03}", delay="1h") for number in range(COUNT)])
-        async with database.holding(url, "050"):
-            calls = [asyncio.ensure_future(app.cancel("t", f"{number:03}")) for number in range(COUNT)]
-            await asyncio.wait([call for number, call in enumerate(calls) if number != 50])
-            assert (await app.schedule("t", key="other", delay="1h")).ok
-            await pause(0.5, why="the one that is held up is tried again and again")
-            assert not calls[50].done()
-        assert (await calls[50]).result == "cancelled"
-
-
 async def test_a_worker_goes_on_settling_the_others(database: Database, url: str) -> None:
     app = Bide(database.Store(url, **{**WAITS, "clock": "server"}), lease="10m")
     running, finish = asyncio.Semaphore(0), asyncio.Event()
@@ -262,25 +249,15 @@ async def test_cut_anywhere_each_is_done_once_also_the_one_that_is_held_up(
     count = 5
     for place in range(40):
         names = [f"{place}-{number}" for number in range(count)]
-        await put(store, *(new(name, due=At(NOW)) for name in names))
-        batch: list[Any]
-        if verb in ("settle", "retry"):
-            held = sorted((await lease(store, count)).tasks, key=lambda one: one.key)
-            batch = [done(one) if verb == "settle" else retry(one, At(NOW + HOUR)) for one in held]
-        elif verb == "change":
-            batch = [Move("t", name, At(NOW + HOUR)) for name in names]
-        else:
-            batch = [new(name, due=At(NOW + HOUR)) for name in names]
-        all_of: dict[str, Any] = {"add": add_all, "change": change_all, "settle": settle_all, "retry": settle_all}
+        batch, expected = await batch_of(store, verb, names)
         async with database.holding(url, names[2]):
             fault = proxy.fault(act, skip=place)
-            answering = asyncio.ensure_future(all_of[verb](store, batch))
+            answering = asyncio.ensure_future(ALL_OF[verb](store, batch))
             await pause(0.15, why="it goes past what is locked")
             assert not answering.done()
         answers = await answering
         hits = fault.hits
         await proxy.heal()
-        expected = {"change": Result.MOVED, "add": Result.REPLACED}.get(verb, True)
         assert [getattr(answer, "result", answer) for answer in answers] == [expected] * count, f"at message {place}"
         there = await store.get([Ref("t", name) for name in names])
         if verb == "settle":

@@ -25,9 +25,7 @@ from tests.stores.stories import (
     moves_nobody,
     redrives,
     replaces,
-    schedules,
     schedules_many,
-    settles,
     settles_many,
 )
 from tests.waiting import until
@@ -73,8 +71,8 @@ async def schedules_in_parts(store: Store, now_it_fails: Callable[[], None]) -> 
 
 
 STORIES: list[Story] = [
-    schedules, schedules_many, schedules_in_parts, replaces, moves, moves_many, moves_nobody, changes, redrives, leases,
-    settles, settles_many, ends_of_every_kind, extends,
+    schedules_many, schedules_in_parts, replaces, moves, moves_many, moves_nobody, changes, redrives, leases,
+    settles_many, ends_of_every_kind, extends,
 ]  # fmt: skip
 
 

@@ -80,7 +80,8 @@ async def test_a_migration_that_was_cut_short_is_begun_again(
 async def test_prefixes_keep_two_stores_of_one_schema_apart(
     database: Database, fresh_url: str, open_store: OpensStore
 ) -> None:
-    one, two = await open_store(f"{fresh_url}&prefix=one_"), await open_store(f"{fresh_url}&prefix=two_")
+    words_of_sql = [f"{fresh_url}_order&prefix={name}_" for name in ("select", "from")]
+    one, two = [await open_store(url) for url in words_of_sql]
     await put_one(one, new("of one"))
     await put_one(two, new("of two"))
     assert keys(await listed(one, Filter())) == ["of one"]
@@ -101,12 +102,6 @@ async def test_two_who_open_at_once_open_it_once(
         await put_one(store)
     finally:
         await store.close()
-
-
-async def test_names_that_are_words_of_sql_can_be_used(fresh_url: str, open_store: OpensStore) -> None:
-    store = await open_store(f"{fresh_url}_order&prefix=select_")
-    await put_one(store)
-    assert len(await listed(store, Filter())) == 1
 
 
 async def test_a_database_that_is_not_there_is_to_be_made(database: Database) -> None:

@@ -176,14 +176,6 @@ def test_what_is_told_of_while_a_scan_is_under_way_is_where_the_next_begins() ->
     assert known.begin({"t": 1, "u": 1}, NOW) == ([NOW - 100, NOW - 20], False)
 
 
-def test_now_and_then_a_scan_is_thorough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leasing, "THOROUGH_EVERY", 0.0)
-    known = ScanPositions(used=True)
-    for _ in range(3):
-        assert known.begin({"t": 1}, NOW)[1] is True
-        known.scanned(["t"], {})
-
-
 def test_a_scan_is_thorough_once_a_lease_has_ended_that_others_hold() -> None:
     known = ScanPositions(used=True)
     known.begin({"t": 1, "u": 1}, NOW)

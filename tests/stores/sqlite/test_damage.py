@@ -9,14 +9,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.waiting import PATIENCE, block, until, wait_until
+from tests.waiting import PATIENCE, block, until
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreError, StoreFull, StoreMismatch, StoreUnavailable
 from bide.core.events import Event, EventKind
 from bide.core.records import Cancel, Filter, OnConflict, Ref, Result, State
 from bide.stores.sqlite import SqliteStore, connection, database
 from bide.stores.sqlite.connection import PAGE, WriteLock, connect, translate
-from bide.stores.sqlite.threads import KICK_PAGES, Checkpointer
+from bide.stores.sqlite.threads import Checkpointer
 from bide.testing.store_suite.base import (
     LEASE,
     NOW,
@@ -75,15 +75,6 @@ async def test_when_all_are_damaged_the_rest_is_still_found(store: SqliteStore, 
     await put(store, *(new(name) for name in names), new("last"))
     damage(path, "id", *names)
     assert keys((await lease(store, 2)).tasks) == ["last"]
-
-
-@pytest.mark.parametrize("where", [Filter(), Filter(topic="t"), Filter(state=State.WAITING), Filter(group="g")])
-async def test_a_listing_shows_the_damaged_with_its_text_escaped(store: SqliteStore, path: str, where: Filter) -> None:
-    await put(store, *(new(name, group="g") for name in "abc"))
-    damage(path, "id", "b")
-    found = await listed(store, where, limit=2)
-    assert keys(found) == ["a", "b", "c"]
-    assert found[1].id == "ba\\xffd"
 
 
 async def test_the_damaged_can_be_read_cancelled_and_replaced(store: SqliteStore, path: str) -> None:
@@ -423,20 +414,6 @@ def test_it_does_not_start_while_it_cannot_mark(path: str, writing: sqlite3.Conn
             checkpointer._checkpoint()
         writing.execute("ROLLBACK")
         assert os.stat(path).st_size == before
-        checkpointer.stop()
-
-
-def test_it_begins_when_enough_was_committed(
-    path: str, writing: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with closing(connect(path)) as own:
-        checkpointer, begun = Checkpointer(path, own, WriteLock(path)), list[int]()
-        monkeypatch.setattr(checkpointer, "_checkpoint", lambda: begun.append(checkpointer._changes))
-        checkpointer.committed(0)
-        checkpointer.committed(1)
-        checkpointer.committed(10 * KICK_PAGES)
-        wait_until(lambda: not checkpointer._busy, "the checkpoint")
-        assert begun == [1 + 10 * KICK_PAGES]
         checkpointer.stop()
 
 

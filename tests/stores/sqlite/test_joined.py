@@ -19,7 +19,7 @@ from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import At, In
 from bide.core.records import Filter, Move, Page, Ref, Result, State
 from bide.stores.sqlite import SqliteStore, connection, transactions
-from bide.testing.store_suite.base import KEPT, NOW, SECOND, done, listed, look, new, put, put_one, see, settle, take
+from bide.testing.store_suite.base import KEPT, NOW, SECOND, done, listed, look, new, put, put_one, see, take
 
 
 def theirs(path: str, **options: object) -> sqlite3.Connection:
@@ -33,24 +33,6 @@ def theirs(path: str, **options: object) -> sqlite3.Connection:
 def orders(path: str) -> list[int]:
     with closing(theirs(path)) as opened:
         return [number for (number,) in opened.execute("SELECT number FROM orders ORDER BY number")]
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError, KeyboardInterrupt])
-async def test_an_error_undoes_both(store: SqliteStore, path: str, error: type[BaseException]) -> None:
-    theirs(path).close()
-    await put_one(store)
-    held = await take(store)
-
-    async def work() -> None:
-        async with store.transaction() as open_one:
-            open_one.connection.execute("INSERT INTO orders VALUES (1)")
-            await open_one.settle([done(held)], now=NOW)
-            raise error
-
-    with pytest.raises(error):
-        await work()
-    assert orders(path) == []
-    assert await settle(store, done(held)), "the lease is still ours"
 
 
 async def test_what_a_handler_sets_in_its_session_is_not_the_next_ones(store: SqliteStore) -> None:
@@ -93,23 +75,6 @@ async def test_a_cancelled_handler_leaves_nothing_behind(store: SqliteStore) -> 
             await handler
     await put_one(store)
     assert [record.key for record in await listed(store, Filter())] == ["k"]
-
-
-async def test_transactions_and_single_calls_take_turns(store: SqliteStore, path: str) -> None:
-    theirs(path).close()
-
-    async def transaction(number: int) -> None:
-        async with store.transaction() as open_one:
-            open_one.connection.execute("INSERT INTO orders VALUES (?)", (number,))
-            await asyncio.sleep(0)
-            await open_one.add([new(f"joined {number}")], now=NOW)
-
-    await asyncio.gather(
-        *(transaction(number) for number in range(20)),
-        *(put_one(store, new(f"single {number}")) for number in range(20)),
-    )
-    assert len(await listed(store, Filter())) == 40
-    assert orders(path) == list(range(20))
 
 
 async def test_several_event_loops_share_a_store_and_its_transactions(store: SqliteStore) -> None:

@@ -58,31 +58,6 @@ async def test_a_new_file_is_its_owners_alone_and_one_that_is_there_stays_as_it_
         os.umask(before)
 
 
-async def test_the_tables_live_beside_somebody_elses(path: str) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as theirs:
-        theirs.execute("CREATE TABLE orders (number INTEGER PRIMARY KEY)")
-        theirs.execute("INSERT INTO orders VALUES (42)")
-    store = SqliteStore(path)
-    await store.open()
-    await put_one(store)
-    await store.close()
-    with closing(sqlite3.connect(path)) as theirs:
-        assert theirs.execute("SELECT number FROM orders").fetchall() == [(42,)]
-        tables = {name for (name,) in theirs.execute("SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")}
-        assert all(name == "orders" or name.startswith("bide_") for name in tables)
-
-
-async def test_a_path_may_be_relative_and_stays_the_same_file(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(os.path.dirname(path))
-    store = SqliteStore("tasks.db")
-    await store.open()
-    monkeypatch.chdir("/")
-    await put_one(store)
-    assert len(await listed(store, Filter())) == 1
-    await store.close()
-    assert os.path.exists(path)
-
-
 async def test_an_app_keeps_its_file_when_it_is_opened_again_elsewhere(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

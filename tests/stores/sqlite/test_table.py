@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from tests.waiting import block, until
 
-from bide import Bide, Row, SetupError, Sql, StoreUnavailable, TableSource
+from bide import Bide, Row, Sql, StoreUnavailable, TableSource
 from bide.core.errors import BadInput
 from bide.core.instants import In, instant
 from bide.engine.delivery.tables import TableLoop
@@ -144,14 +144,6 @@ async def test_columns_that_are_generated(blog: sqlite3.Connection, file: Path, 
     blog.execute("INSERT INTO posts VALUES (1, 2, '2027-07-16T11:00:00')")
     async with watching(file, ManualClock(NOON), columns=["due"]) as loop:
         assert await loop.run_once() == (1, None)
-
-
-async def test_a_view_cannot_be_watched(blog: sqlite3.Connection, file: Path) -> None:
-    blog.execute("ALTER TABLE posts RENAME TO kept")
-    blog.execute("CREATE VIEW Posts AS SELECT * FROM kept")
-    with pytest.raises(SetupError, match="a view"):
-        async with watching(file, ManualClock(NOON)):
-            raise AssertionError("it must not open")
 
 
 @pytest.mark.parametrize("value", ["''", "'soon'", "x'00'", "9e999"])

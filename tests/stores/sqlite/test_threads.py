@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import closing
 from typing import Any
 
@@ -16,24 +16,20 @@ import pytest_asyncio
 from bide.core.errors import BadInput, PartlyFailed, StoreUnavailable
 from bide.core.instants import At, In
 from bide.core.payloads import AT_ONCE
-from bide.core.records import Filter, Move, Ref, Result
+from bide.core.records import Move, Ref, Result
 from bide.stores.sqlite import SqliteStore, connection, operations
 from bide.stores.sqlite.connection import WriteLock
 from bide.testing.store_suite.base import (
     NOW,
     SECOND,
     add_all,
-    dead,
     done,
     hold,
     keys,
     lease,
-    listed,
     look,
     new,
-    put,
     put_one,
-    see,
     settle,
     take,
 )
@@ -120,15 +116,6 @@ async def test_closing_finishes_what_was_begun(path: str) -> None:
         await put_one(store)
 
 
-async def test_a_move_writes_all_that_a_move_may_change(store: SqliteStore) -> None:
-    """It has a query of its own, which knows which columns those are."""
-    await put(store, *(new(str(number), due=In(10 * SECOND), deadline=NOW + 20 * SECOND) for number in range(5)))
-    moves = [Move("t", str(number), In(number * SECOND), deadline=NOW + 30 * SECOND) for number in range(5)]
-    answers = await store.change(moves, now=NOW + 1)
-    assert [answer.result for answer in answers] == [Result.MOVED] * 5
-    assert await listed(store, Filter()) == [answer.record for answer in answers]
-
-
 async def test_a_lease_alone_does_not_wait_for_the_disk(store: SqliteStore) -> None:
     await put_one(store)
     assert durability(store) == FULL
@@ -154,26 +141,6 @@ async def test_normal_is_normal(path: str) -> None:
     await put_one(store)
     assert durability(store) == NORMAL
     await store.close()
-
-
-async def test_the_points_where_a_test_may_kill_come_in_order(store: SqliteStore, points: list[str]) -> None:
-    end = ["token:written", "before commit", "after commit"]
-
-    async def points_in(call: Awaitable[object]) -> list[str]:
-        points.clear()
-        await call
-        return list(points)
-
-    assert await points_in(put_one(store)) == ["add:begun", "add:inserted", *end]
-    assert await points_in(put_one(store)) == ["add:begun", "add:inserted", "add:decided", *end]
-    assert await points_in(store.change([Move("t", "k", In(0))], now=NOW)) == ["change:decided", "change:written", *end]
-    assert await points_in(lease(store)) == ["lease:begun", "lease:selected", "lease:updated", *end]
-    held = await see(store, Ref("t", "k"))
-    assert await points_in(settle(store, done(held))) == ["settle:begun", "settle:done", *end[1:]]
-    for outcome, decided in ((done, ["settle:done"]), (dead, ["settle:decided", "settle:written"])):
-        await put_one(store)
-        ends = outcome(await take(store), keep_until=NOW * 2)
-        assert await points_in(settle(store, ends)) == ["settle:begun", *decided, *end]
 
 
 async def test_a_large_call_is_cut_into_transactions_and_says_how_far_it_came(
@@ -270,24 +237,6 @@ async def test_a_lease_does_not_write_payloads_again(store: SqliteStore, path: s
     leased = (await lease(store, 8)).tasks
     assert await store.extend([hold(task) for task in leased], now=NOW, until=NOW + 9 * SECOND) == [True] * 8
     assert os.stat(f"{path}-wal").st_size < 100 * 1024
-
-
-async def test_a_point_that_raises_undoes_everything(path: str) -> None:
-    raising = True
-
-    def fault(point: str) -> None:
-        if raising and point == "before commit":
-            raise ZeroDivisionError
-
-    store = SqliteStore(path, fault=fault)
-    await store.open()
-    with pytest.raises(ZeroDivisionError):
-        await put_one(store)
-    raising = False
-    assert await look(store, Ref("t", "k")) is None
-    first = await put_one(store)
-    assert first.token > 0
-    await store.close()
 
 
 def test_a_busy_file_is_waited_for_in_small_steps(path: str) -> None:
