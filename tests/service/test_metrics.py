@@ -23,7 +23,7 @@ from bide.core.records import Filter, Lease, OutcomeKind, Page, State
 from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
 from bide.ports import Features, Policy, Store, Wakes
-from bide.service.metrics import OPERATIONS, BoundedLabels, Metrics, TimedStore
+from bide.service.metrics import BoundedLabels, Metrics
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualLoop
@@ -196,25 +196,6 @@ async def test_a_mistake_of_the_caller_is_no_error_of_the_store(measured: Measur
         await measured.app.store.find(Filter(), Page(cursor="not one of ours"))
     await measured.scrape()
     assert not measured.errors()
-
-
-def test_a_timed_store_can_do_what_it_could() -> None:
-    assert OPERATIONS == ("add", "change", "get", "find", "tally", "lease", "extend", "settle", "purge")
-
-    inner = MemoryStore()
-    counted: list[str] = []
-    store = TimedStore(inner, lambda operation, *_: counted.append(operation))
-    assert store.features == Features(wakes=inner, workers=store, events=store)
-
-    async def story() -> None:
-        await store.open()
-        await store.add([], now=0)
-        await store.get([])
-        await store.record([])
-        await store.close()
-
-    asyncio.run(story())
-    assert counted == ["add", "get"]
 
 
 async def test_a_store_that_is_opened_again_is_timed_once() -> None:
