@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -26,6 +27,9 @@ from bide.core.instants import (
     one_due,
 )
 from bide.core.retry import FOREVER, PRESETS, Exponential, ExponentialPolicy, Fixed, Ladder, RetryPolicy, policy
+
+offsets = st.integers(-23 * 60 - 59, 23 * 60 + 59).map(lambda minutes: timezone(timedelta(minutes=minutes)))
+moments = st.datetimes(min_value=datetime(1971, 1, 1), max_value=datetime(9998, 12, 31), timezones=offsets)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,29 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
     assert "15m" in caught.value.accepted
 
 
+@pytest.mark.parametrize("value", [15, 15.0, True, None, b"15m", Decimal(1), date(2030, 1, 1), ["15m"], object()])
+def test_only_text_and_timedelta_are_durations(value: Any) -> None:
+    with pytest.raises(BadInput, match="a timedelta or text"):
+        duration(value)
+
+
+@pytest.mark.parametrize("value", ["-1ms", timedelta(milliseconds=-1), timedelta.min])
+def test_a_negative_duration_has_to_be_asked_for(value: Any) -> None:
+    with pytest.raises(BadInput, match="not negative"):
+        duration(value)
+
+
+@pytest.mark.parametrize("value", ["99999999999999s", "9" * 60 + "w", timedelta.max, timedelta(days=3_000_000)])
+def test_absurd_durations_are_refused(value: Any) -> None:
+    with pytest.raises(BadInput, match="before the year 10000"):
+        duration(value)
+
+
+@given(moments)
+def test_an_instant_means_the_same_as_text(moment: datetime) -> None:
+    assert instant(moment.isoformat()) == instant(moment)
+
+
 def test_instant_text_is_rfc_3339_in_utc() -> None:
     assert instant_text(0) == "1970-01-01T00:00:00.000Z"
     assert instant_text(instant("2030-01-31T08:00:00+01:00")) == "2030-01-31T07:00:00.000Z"
@@ -79,6 +106,23 @@ def test_what_is_no_instant_is_refused(value: Any) -> None:
         instant(value, field="deadline")
     assert caught.value.field == "deadline"
     assert "ISO 8601" in caught.value.accepted
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime(1969, 12, 31, 23, 59, 59, 999000, tzinfo=UTC),
+        datetime(1970, 1, 1, tzinfo=timezone(timedelta(hours=1))),
+        datetime.min.replace(tzinfo=timezone(timedelta(hours=14))),
+        datetime.max.replace(tzinfo=timezone(timedelta(hours=-14))),
+        datetime.max.replace(tzinfo=UTC),
+        "1969-12-31T23:59:59Z",
+        "9999-12-31T23:59:59.9999Z",
+    ],
+)
+def test_instants_outside_1970_to_9999_are_refused(value: Any) -> None:
+    with pytest.raises(BadInput, match="1970 to 9999"):
+        instant(value)
 
 
 def test_check_instant_has_its_bounds() -> None:

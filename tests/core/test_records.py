@@ -25,6 +25,7 @@ from bide.core.errors import BadPayload, BideError, MissingExtra, PartlyFailed, 
 from bide.core.instants import At, In, one_due
 from bide.core.lifecycle import schedule
 from bide.core.names import (
+    LONGEST_NAME,
     LONGEST_TEXT,
     RESERVED_TOPIC,
     TRACE,
@@ -36,10 +37,22 @@ from bide.core.names import (
     storable,
     text_of,
 )
-from bide.core.options import LONGEST_HEADERS, decode_options, encode_options
+from bide.core.options import LONGEST_HEADERS, NO_OPTIONS, decode_options, encode_options
 from bide.core.outcomes import Dead, Defer, Done, Retry
 from bide.core.records import NewTask, Result, State
 from bide.core.retry import Fixed, Ladder
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "x" * (LONGEST_NAME + 1), "é" * (LONGEST_NAME // 2) + "x", "🦀" * 51, "a\x00b", "a\nb", "\t", "\x7f", "a\x85",
+     "é\x00", "é\n", "é\x9f", "\u2028", "\u2029", "\ud800", "é\udfff", None, 42, b"key", ["key"], 1.5],
+)  # fmt: skip
+def test_names_that_are_refused(name: Any) -> None:
+    with pytest.raises(BadInput) as caught:
+        check_name("key", name)
+    assert caught.value.field == "key"
+    assert str(LONGEST_NAME) in caught.value.accepted
 
 
 def test_a_member_of_an_enum_of_texts_is_its_plain_text() -> None:
@@ -221,6 +234,12 @@ def test_what_is_refused_names_its_field(make: Any, field: str) -> None:
 printable = st.text(st.characters(exclude_categories=("C", "Z")), max_size=20)
 
 
+def test_nothing_is_no_bytes_at_all() -> None:
+    assert encode_options(None, None) == b""
+    assert encode_options(None, {}) == b""
+    assert decode_options(b"") is NO_OPTIONS
+
+
 @given(
     st.one_of(st.none(), st.just(Ladder("1s", "5m")), st.just(Fixed("1s", tries=3))),
     st.dictionaries(printable.filter(bool), printable, max_size=10),
@@ -313,6 +332,13 @@ class Shouting(str):
 )  # fmt: skip
 def test_anything_becomes_text(anything: object, text: str) -> None:
     assert text_of(anything) == text
+
+
+def test_an_error_says_its_type() -> None:
+    assert error_text(ValueError("no such order")) == "ValueError: no such order"
+    assert error_text(ValueError()) == "ValueError"
+    assert error_text(Number()) == "Number: Number()"
+    assert error_text(ValueError("\ud800")) == "ValueError: \\ud800"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from bide.core.records import Filter, Lease, OutcomeKind, Page, State
 from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
 from bide.ports import Features, Policy, Store, Wakes
-from bide.service.metrics import BoundedLabels, Metrics
+from bide.service.metrics import OPERATIONS, BoundedLabels, Metrics
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualLoop
@@ -447,8 +447,11 @@ async def test_each_timed_store_can_do_what_it_could(store_url: str) -> None:
         assert abilities(app.store) == could
         await app.schedule_many([app.new("post", None, key=key, delay="1h") for key in "ab"])
         await app.fire_now("post", "a")
+        await app.events()
         await read.scrape()
         for operation in ("add", "change"):
             assert read("bide_store_call_seconds_count", operation=operation) == 1, operation
+        timed = {dict(labels)["operation"] for name, labels in read.samples if name == "bide_store_call_seconds_count"}
+        assert timed == set(OPERATIONS)
         assert (read("bide_clock_skew_seconds") is not None) is (app.store.features.clock is not None)
         assert not read.errors()
