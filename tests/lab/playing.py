@@ -42,6 +42,18 @@ class Effects:
         self.at.setdefault(key, []).append(time.time_ns())
 
 
+class Held(Effects):
+    """Effects that end only when they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = asyncio.Event()
+
+    async def __call__(self, key: str, due: int) -> None:
+        await super().__call__(key, due)
+        await self.let_go.wait()
+
+
 class Company(Generic[S]):
     """A client of the strategy and its consumers. At the end they have ended, and what the strategy made is gone."""
 

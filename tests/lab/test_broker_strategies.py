@@ -1,4 +1,4 @@
-"""S9 and S10, on a broker: hops, queues that go away, a client that can be cancelled. `bide lab run` shows flaws."""
+"""S9 and S10, on a broker: hops, messages and queues that go away, and a client that can be cancelled."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.lab.conftest import Plays
 from tests.lab.playing import FAR, Effects, die, setting_of
+from tests.waiting import until
 
 from bide_lab.strategies.brokers.s09_delay_levels import LEVELS, DelayLevels, level_for
 from bide_lab.strategies.brokers.s10_ttl_dead_letter import QueuePerDelay
@@ -44,6 +45,26 @@ def test_the_level_is_the_largest_not_above_the_rest() -> None:
     assert len(LEVELS) == 18
     assert [level_for(rest) for rest in (5 * 3600, 3 * 3600, 3600, 239, 59, 1)] == [7200, 7200, 3600, 180, 30, 1]
     assert level_for(0) == 1, "what is shorter than every level waits for the smallest"
+
+
+async def test_a_message_that_its_row_does_not_want_is_dropped_when_it_arrives(playing: Plays) -> None:
+    """A task that is moved or cancelled leaves its message behind."""
+    async with playing(DelayLevels) as company:
+        client, consumer, effects, due = company.client, await company.another(), Effects(), now()
+        await client.schedule([Item(key, due) for key in ("moved", "cancelled", "kept")])
+        assert await client.reschedule(Item("moved", due + 1))
+        assert await client.cancel("cancelled")
+
+        async def all_four_arrive() -> bool:
+            return await client._messages(client.queue("arrived")) == 4
+
+        await until(all_four_arrive, "a message for each time that any was due")
+        await company.start(effects, one=consumer)
+        await company.until_fired(effects, "kept", "moved")
+        await until(lambda: consumer.counts().get("superseded_dropped") == 2, "the two that nobody wants")
+        assert not await client.reschedule(Item("kept", now() + FAR)), "it is done, so that it is too late"
+        assert await client.left() == {"messages_left": 0, "queues": 19}
+    assert {key: len(times) for key, times in effects.at.items()} == {"kept": 1, "moved": 1}
 
 
 async def test_a_queue_for_each_delay_cures_that_and_goes_away_with_it(playing: Plays) -> None:
