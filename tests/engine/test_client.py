@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,11 +35,6 @@ from bide.core.records import Filter, Found, Page, State
 from bide.engine.config import MOST, Retention, Retentions
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
-
-
-@dataclass
-class Order:
-    number: int
 
 
 async def test_a_crowd_of_callers_costs_one_store_call() -> None:
@@ -96,20 +90,6 @@ async def test_what_verbs_cannot_take_is_named(field: str, call: Callable[[Bide]
         with pytest.raises(BadInput) as caught:
             await call(app)
         assert caught.value.field == field
-
-
-async def test_a_wrong_payload_fails_in_the_caller() -> None:
-    app = Bide("memory:")
-
-    @app.handler("order")
-    async def order(task: Task[Order]) -> None: ...
-
-    async with app:
-        with pytest.raises(BadPayload, match="Order"):
-            await order.schedule({"numero": 7}, key="k", delay="1h")  # type: ignore[arg-type]
-        await order.schedule(Order(7), key="k", delay="1h")
-        task = await task_of(app, "order", "k")
-        assert task.payload == {"number": 7}
 
 
 def test_the_bounds_of_a_declared_type_count() -> None:
@@ -382,13 +362,6 @@ def test_so_many_of_a_topic_and_state_are_remembered() -> None:
     assert kept.of("b").keep_until(State.DONE, 0) == HOUR, "and each topic"
     assert kept.of("a").keep_until(State.DONE, HOUR + 1) == 2 * HOUR + 1, "those that were forgotten make room"
     assert [kept.of("a").keep_until(State.DEAD, 0) > 0 for _ in range(9)] == [True] * 9
-
-
-def test_what_a_topic_says_itself_counts() -> None:
-    given = Retentions(Retention(done=HOUR), {"a": Retention(done=5), "b": Retention(done=0)})
-    kept = given.at_most(MOST)
-    assert kept.of("a").keep_until(State.DONE, 10) == 15
-    assert kept.of("b").keep_until(State.DONE, 10) == 0
 
 
 async def test_a_service_remembers_no_more() -> None:

@@ -80,17 +80,6 @@ async def test_a_task_that_begins_again_is_never_over(world: World) -> None:
 
 
 @virtual
-async def test_more_than_there_are_slots(world: World) -> None:
-    app = world.app(concurrency=20)
-    work = world.noted(app, "work", takes=1, concurrency=5)
-    async with app, app.worker() as worker:
-        await app.schedule_many([work.handler.new(None, delay="0s") for _ in range(52)])
-        await worker.until_empty()
-        assert len(work.keys) == worker.stats.done == 52
-        assert world.elapsed == pytest.approx(11_000, abs=20)
-
-
-@virtual
 async def test_a_flood_that_is_past_its_deadline(world: World) -> None:
     """Every slot is filled with what must not be delivered any more: nothing runs, and yet there is more to come."""
     app, mourned = world.app(), []

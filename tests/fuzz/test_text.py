@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import unicodedata
 from datetime import UTC, datetime, timedelta, timezone
@@ -37,7 +36,6 @@ from bide.core.names import LONGEST_NAME, check_name, check_topic
 from bide.core.options import known_options, with_recurrence
 from bide.core.recurrence.plan import Recurrence
 from bide.core.recurrence.rules import At, Cron, Every, rule_of
-from bide.core.retry import FOREVER, Exponential, Fixed, Ladder
 from bide.core.table_source import DueIs, Sql, TableSource
 from bide.service.serving import ServiceInstance, read_config
 from bide.settings import Settings, describe
@@ -242,29 +240,6 @@ def test_names(value: Any) -> None:
         with refusals():
             read = check_topic(value) if is_topic else check_name("key", value)
         assert read == (value if fine and not (is_topic and value in ("bide:settings", "bide:shown")) else None)
-
-
-@fuzz(
-    400,
-    tries=st.sampled_from([1, 5, FOREVER, None, 1.0, True, "3"]) | NUMBERS,
-    factor=st.sampled_from([1, 1.0, 2.0, 100.0, 100.1, float("nan"), float("inf"), -1.0, None, "2", True]) | NUMBERS,
-    jitter=st.sampled_from([0.0, 0.2, 1, 1.1, float("nan"), -0.1, None, "0.2"]),
-    lengths=st.lists(near(LENGTHS), max_size=3),
-)
-def test_retry_policies_by_their_makers(tries: Any, factor: Any, jitter: Any, lengths: list[str]) -> None:
-    """What is made answers with a pause within its bounds, and gives up at last."""
-    first, longest = (lengths[0], lengths[-1]) if lengths else ("1s", "1h")
-    for make in (
-        lambda: Fixed(first, tries=tries),
-        lambda: Exponential(first, longest=longest, tries=tries, factor=factor, jitter=jitter),
-        lambda: Ladder(*lengths),
-    ):
-        with refusals():
-            made = make()
-            for failures in (1, 2, 3, 50, 1_100, 10**6, FOREVER - 1):
-                pause = made.delay(failures, random.Random(1).random)
-                assert pause is None or 0 <= pause <= LONGEST
-            assert made.delay(FOREVER) is None
 
 
 SECRET = "s3cr3tword"

@@ -1,4 +1,4 @@
-"""S9 and S10, on a broker: what each is known for, step by step. What S11 is known for, `bide lab run` shows."""
+"""S9 and S10, on a broker: hops, messages and queues that go away, and a client that can be cancelled."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.lab.conftest import Plays
 from tests.lab.playing import FAR, Effects, die, setting_of
-from tests.waiting import pause, until
+from tests.waiting import until
 
 from bide_lab.strategies.brokers.s09_delay_levels import LEVELS, DelayLevels, level_for
-from bide_lab.strategies.brokers.s10_ttl_dead_letter import OneQueue, QueuePerDelay
+from bide_lab.strategies.brokers.s10_ttl_dead_letter import QueuePerDelay
 from bide_lab.strategy import Item, now
 
 
@@ -65,19 +65,6 @@ async def test_a_message_that_its_row_does_not_want_is_dropped_when_it_arrives(p
         assert not await client.reschedule(Item("kept", now() + FAR)), "it is done, so that it is too late"
         assert await client.left() == {"messages_left": 0, "queues": 19}
     assert {key: len(times) for key, times in effects.at.items()} == {"kept": 1, "moved": 1}
-
-
-async def test_a_long_delay_at_the_head_holds_up_the_short_ones_behind_it(playing: Plays) -> None:
-    async with playing(OneQueue) as company:
-        effects = Effects()
-        await company.start(effects)
-        await company.client.schedule([Item("before", now())])
-        await company.until_fired(effects, "before")
-        await company.client.schedule([Item("long", now() + FAR)])
-        await company.client.schedule([Item("short", now())])
-        await pause(0.3, why="the short one has the time to come out")
-        assert await company.client.left() == {"messages_left": 2, "queues": 2}
-    assert list(effects.at) == ["before"]
 
 
 async def test_a_queue_for_each_delay_cures_that_and_goes_away_with_it(playing: Plays) -> None:

@@ -1,4 +1,4 @@
-"""S20 to S23, which follow a rule: what they are known for, counted by instants."""
+"""S20 to S23, which follow a rule: the calendar, who takes over, and runs judged by their instants."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from tests.lab.playing import Effects, die, setting_of
 from tests.waiting import forever, until
 
 from bide_lab.journal import Firing
-from bide_lab.strategies.recurring.s20_crontab import EveryHost, OneHost, runs_on
+from bide_lab.strategies.recurring.s20_crontab import OneHost, runs_on
 from bide_lab.strategies.recurring.s21_leader_lock import LeaderLock
 from bide_lab.strategies.recurring.s22_job_store import AtMostOnce, RequestsRecovery
-from bide_lab.strategies.recurring.s23_beat import OneBeat, TwoBeats
-from bide_lab.strategy import Recurrent, now
+from bide_lab.strategy import now
 from bide_lab.workload import Trial
 from bide_lab.workloads.recurrence import by_instants, recurrence
 
@@ -30,14 +29,6 @@ class Runs(Effects):
 @pytest.mark.parametrize(("day", "runs"), [((3, 28), 1), ((3, 29), 0), ((10, 24), 1), ((10, 25), 2)])
 def test_a_rule_at_half_past_two_follows_the_wall_clock(day: tuple[int, int], runs: int) -> None:
     assert runs_on(date(2026, *day), time(2, 30)) == runs
-
-
-@pytest.mark.parametrize("strategy", [EveryHost, TwoBeats])
-async def test_two_of_them_do_each_run_twice(strategy: type[Recurrent], playing: Plays) -> None:
-    async with playing(strategy, minute=0.3) as company:
-        runs = Runs()
-        await company.start(runs, *strategy.roles, strategy.roles[0])
-        await until(lambda: any(len(times) == 2 for times in runs.at.values()), "an instant with two runs")
 
 
 @pytest.mark.parametrize("still", [False, True], ids=["dead", "standing still"])
@@ -92,17 +83,6 @@ async def test_what_a_node_had_begun_is_lost(strategy: type[AtMostOnce], playing
         await is_taken_for_dead(second, first)
         recovered = await first.pool.fetch(f"SELECT FROM {first.triggers} WHERE name <> 'rule'")
         assert bool(recovered) is strategy.recovers
-
-
-async def test_a_beat_sends_what_its_file_does_not_know_of(tmp_path: Path, playing: Plays) -> None:
-    async with playing(OneBeat, minute=600.0) as company:
-        path = tmp_path / "beat-schedule"
-        for _ in range(2):
-            path.write_text("1")  # as a beat left it that was killed very many periods ago
-            [beat] = await company.start(Runs(), "beat")
-            await until(lambda: path.read_text() not in ("", "1"), "the file")
-            await die(beat)
-        assert await company.client.redis.llen(company.client.key("queue")) == 2
 
 
 def test_runs_are_judged_by_their_instants() -> None:

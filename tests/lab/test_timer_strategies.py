@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.lab.conftest import Plays
-from tests.lab.playing import FAR, Effects, named, setting_of
+from tests.lab.playing import Effects, named, setting_of
 from tests.waiting import not_before, pause
 
 from bide_lab.strategies.timers.s12_heap_wait import HeapWait
@@ -19,9 +18,8 @@ from bide_lab.strategies.timers.s14_hashed_wheel import Exact, Ticking, TickingW
 from bide_lab.strategies.timers.s15_hierarchical_wheel import HierarchicalWheels
 from bide_lab.strategies.timers.s16_idle_ring import IdleConnections, LazyRing, TimerEach, WholeScan
 from bide_lab.strategies.timers.s16_idle_ring import PublishedRing as PublishedIdleRing
-from bide_lab.strategies.timers.s17_threads import POOL, Pooled, ThreadEach
+from bide_lab.strategies.timers.s17_threads import Pooled, ThreadEach
 from bide_lab.strategy import Item, Strategy, now
-from bide_lab.workload import keys_of
 from bide_lab.workloads.memory import cost_of
 
 SOUND: list[type[Strategy]] = [HeapWait, Counted, Ticking, Exact, HierarchicalWheels, ThreadEach, Pooled]
@@ -156,49 +154,3 @@ async def test_everything_that_is_measured_comes_due_once(strategy: type[Strateg
     found = await cost_of(strategy(setting_of(strategy, {}, tmp_path)), 100)
     assert set(found) == {"insert_ns", "cancel_ns", "advance_ns", "bytes", "pause_ns"}
     assert min(value for name, value in found.items() if name != "bytes") > 0  # that needs a process of its own
-
-
-# threads
-
-
-async def test_one_slow_task_holds_up_all_others_in_the_one_thread_that_there_is(playing: Plays) -> None:
-    effects = Blocked()
-    async with playing(HeapWait) as company:
-        await company.start(effects)
-        await company.client.schedule([Item("a", now() - 2), Item("b", now() - 1)])
-        await company.until_fired(effects, "a")
-        await pause(0.2, why="what must not fire has the time to")
-        assert list(effects.at) == ["a"]
-        effects.let_go.set()
-        await company.until_fired(effects, "b")
-
-
-async def test_every_waiting_task_is_a_thread(playing: Plays) -> None:
-    async with playing(ThreadEach) as company:
-        await company.client.schedule([Item(key, now() + FAR) for key in keys_of(50)])
-        assert sum(isinstance(one, threading.Timer) for one in threading.enumerate()) == 50
-
-
-async def test_as_many_slow_tasks_as_there_are_threads_hold_up_all_others(playing: Plays) -> None:
-    effects, slow = Blocked(), keys_of(POOL, "slow")
-    async with playing(Pooled) as company:
-        await company.start(effects)
-        await company.client.schedule([Item(key, now()) for key in slow])
-        await company.until_fired(effects, *slow)
-        await company.client.schedule([Item("another", now())])
-        await pause(0.2, why="what must not fire has the time to")
-        assert set(effects.at) == set(slow)
-        effects.let_go.set()
-        await company.until_fired(effects, "another")
-
-
-class Blocked(Effects):
-    """Effects whose thread is held until they are let go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.let_go = threading.Event()
-
-    def blocking(self, key: str, due: int) -> None:
-        super().blocking(key, due)
-        self.let_go.wait(60)

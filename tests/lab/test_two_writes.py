@@ -35,32 +35,6 @@ async def count(one: NoCare, table: str) -> int:
     return found
 
 
-@pytest.mark.parametrize("strategy", [NoCare, Sync, Async], ids=named)
-async def test_a_death_between_the_two_writes_leaves_an_order_without_a_timer(
-    strategy: type[NoCare], playing: Plays, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(strategy, "set_timers", death)
-    async with playing(strategy) as company:
-        with pytest.raises(asyncio.CancelledError):
-            await company.client.schedule([Item("1", 7)])
-        assert await company.client.committed() == {"1": 7}
-        assert await timers(company.client) == []
-        assert strategy is not Async or await count(company.client, "failed") == 0
-
-
-async def test_a_death_before_the_commit_leaves_a_timer_without_an_order(playing: Plays) -> None:
-    class Dies(Open):
-        async def set_timers(self, items: Sequence[Item]) -> None:
-            await super().set_timers(items)
-            await death()
-
-    async with playing(Dies) as company:
-        with pytest.raises(asyncio.CancelledError):
-            await company.client.schedule([Item("1", now())])
-        assert await company.client.committed() == {}
-        assert await timers(company.client) == [b"1"]
-
-
 async def test_a_relay_that_dies_before_its_commit_relays_again(playing: Plays) -> None:
     class Dies(Outbox):
         dies = True

@@ -152,18 +152,6 @@ async def test_two_hundred_wait_and_each_gets_one(many: Many, topic: str, servic
     assert {len(tasks) for tasks in got} == {1}
 
 
-async def test_two_consumers_never_have_the_same_task(many: Many, topic: str) -> None:
-    await many.post("/v1/schedule", [{"topic": topic, "key": str(key), "delay": "0s"} for key in range(300)])
-    seen: list[str] = []
-
-    async def consume() -> None:
-        while tasks := await many.lease(topic, 7, wait="0s"):
-            seen.extend(task["key"] for task in tasks)
-
-    await asyncio.gather(*(consume() for _ in range(8)))
-    assert sorted(seen, key=int) == [str(key) for key in range(300)]
-
-
 async def test_who_hangs_up_while_the_store_leases_gives_it_back(topic: str) -> None:
     slow = Gated()
     with running(slow, **KEPT) as service:

@@ -23,7 +23,7 @@ from bide.core.records import Filter, Lease, OutcomeKind, Page, State
 from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
 from bide.ports import Features, Policy, Store, Wakes
-from bide.service.metrics import OPERATIONS, BoundedLabels, Metrics, TimedStore
+from bide.service.metrics import OPERATIONS, BoundedLabels, Metrics
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualLoop
@@ -196,25 +196,6 @@ async def test_a_mistake_of_the_caller_is_no_error_of_the_store(measured: Measur
         await measured.app.store.find(Filter(), Page(cursor="not one of ours"))
     await measured.scrape()
     assert not measured.errors()
-
-
-def test_a_timed_store_can_do_what_it_could() -> None:
-    assert OPERATIONS == ("add", "change", "get", "find", "tally", "lease", "extend", "settle", "purge")
-
-    inner = MemoryStore()
-    counted: list[str] = []
-    store = TimedStore(inner, lambda operation, *_: counted.append(operation))
-    assert store.features == Features(wakes=inner, workers=store, events=store)
-
-    async def story() -> None:
-        await store.open()
-        await store.add([], now=0)
-        await store.get([])
-        await store.record([])
-        await store.close()
-
-    asyncio.run(story())
-    assert counted == ["add", "get"]
 
 
 async def test_a_store_that_is_opened_again_is_timed_once() -> None:
@@ -477,8 +458,11 @@ async def test_each_timed_store_can_do_what_it_could(store_url: str) -> None:
         assert abilities(app.store) == could
         await app.schedule_many([app.new("post", None, key=key, delay="1h") for key in "ab"])
         await app.fire_now("post", "a")
+        await app.events()
         await read.scrape()
         for operation in ("add", "change"):
             assert read("bide_store_call_seconds_count", operation=operation) == 1, operation
+        timed = {dict(labels)["operation"] for name, labels in read.samples if name == "bide_store_call_seconds_count"}
+        assert timed == set(OPERATIONS)
         assert (read("bide_clock_skew_seconds") is not None) is (app.store.features.clock is not None)
         assert not read.errors()

@@ -95,15 +95,6 @@ async def test_what_a_receiver_decides_by_is_signed_as_well() -> None:
         Webhook(NEW).verify(body, {**headers, "webhook-signature": headers["bide-signature"]})
 
 
-async def test_a_request_sent_again_much_later_does_not_verify() -> None:
-    headers = await headers_of([NEW], now=time.time() - 600)
-    with pytest.raises(WebhookVerificationError, match="too old"):
-        Webhook(NEW).verify(PAYLOAD, headers)
-    fresh = {**headers, "webhook-timestamp": str(int(time.time()))}
-    with pytest.raises(WebhookVerificationError, match="No matching signature"):
-        Webhook(NEW).verify(PAYLOAD, fresh)
-
-
 async def test_without_secrets_there_is_no_signature() -> None:
     headers = await headers_of([])
     assert "webhook-signature" not in headers

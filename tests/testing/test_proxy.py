@@ -496,14 +496,6 @@ def row(text: str, *begins: str) -> list[str]:
     return [cell.strip() for cell in found.strip("|").split("|")]
 
 
-def test_without_results_every_store_is_there_and_not_run(tmp_path: Path) -> None:
-    none = Results(tmp_path)
-    for store in ("SQLite", "Redis", "Redis Cluster", "Redis Sentinel", "PostgreSQL", "MariaDB", "HTTP"):
-        assert row(none.torture(), store)[1] == "not run yet"
-    assert row(none.soak(), "MariaDB")[1] == "not run yet"
-    assert none.cannot() == "Nothing was noted so far.\n"
-
-
 def test_a_run_under_faults(tmp_path: Path) -> None:
     text = results(tmp_path, torture=[TORTURED]).torture()
     assert row(text, "Redis", "7.0.15")[2:] == [
@@ -513,21 +505,6 @@ def test_a_run_under_faults(tmp_path: Path) -> None:
     assert row(text, "Redis", "kill")[2:] == ["40", "12.5", "3,050"]
     assert row(text, "Redis", "reset")[2:] == ["12", "", ""]
     assert row(text, "SQLite")[1] == "not run yet"
-
-
-def test_the_newest_line_counts_and_one_cut_off_does_not(tmp_path: Path) -> None:
-    newer = {**TORTURED, "wrong": {"lost": 5, "P4": 1}, "lateness_ms": {}}
-    results(tmp_path, torture=[TORTURED, newer, {**TORTURED, "store": "redis+cluster"}])
-    with (tmp_path / "torture.jsonl").open("ab") as file:
-        file.write(b'{"store": "redis", "lost": 9')
-    text = Results(tmp_path).torture()
-    assert row(text, "Redis", "7.0.15")[6:] == ["5", "31", "0", "1", "0", "6", ""]
-    assert row(text, "redis+cluster", "7.0.15")[2] == "10"
-
-
-def test_what_could_not_be_done_is_said_once(tmp_path: Path) -> None:
-    cannot = results(tmp_path, torture=[TORTURED, {**TORTURED, "store": "sqlite"}]).cannot()
-    assert cannot == "- disk full (SQLite, Redis): no file system of its own\n"
 
 
 def test_a_soak_and_its_slopes(tmp_path: Path) -> None:

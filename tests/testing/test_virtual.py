@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from tests.waiting import block, elapse, in_virtual_time
@@ -17,7 +14,6 @@ from bide import BadInput, Bide, Dead, Defer, Fixed, Handler, Retry, SetupError,
 from bide.core.instants import LAST_INSTANT
 from bide.ports import Clock
 from bide.stores.memory import MemoryStore
-from bide.stores.sqlite import SqliteStore
 from bide.testing import Fired, ManualClock, TimeMachine, VirtualClock, VirtualLoop, run_virtual
 
 
@@ -44,24 +40,6 @@ def test_it_gives_back_what_the_story_returns_or_raises() -> None:
     assert run_virtual(story) == 1.0
     with pytest.raises(KeyError, match="at the end"):
         run_virtual(sad)
-
-
-@in_virtual_time
-async def test_time_outs_are_virtual_too(loop: VirtualLoop) -> None:
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(600):
-            await asyncio.Event().wait()
-    assert loop.time() == 600
-
-
-@in_virtual_time
-async def test_time_stands_still_while_work_is_ready(loop: VirtualLoop) -> None:
-    alarm = asyncio.create_task(elapse(1))
-    for _ in range(1_000):
-        await asyncio.sleep(0)
-        assert loop.time() == 0
-    await alarm
-    assert loop.time() == 1
 
 
 @in_virtual_time
@@ -304,23 +282,3 @@ async def test_an_app_that_is_open_is_left_alone() -> None:
         with pytest.raises(SetupError, match="open"):
             async with TimeMachine(app):
                 pass
-
-
-async def test_on_a_file_a_handler_has_its_transaction(tmp_path: Path) -> None:
-    app = Bide("memory:")
-
-    @app.handler("interest.pay")
-    async def pay(task: Task[None]) -> None:
-        async with task.transaction(again_in="30d") as conn:
-            conn.execute("UPDATE account SET cents = cents + 100")
-
-    with closing(sqlite3.connect(tmp_path / "bank.db")) as bank:
-        bank.execute("CREATE TABLE account (cents INTEGER)")
-        bank.execute("INSERT INTO account VALUES (0)")
-        bank.commit()
-        async with TimeMachine(app, store=SqliteStore(tmp_path / "bank.db")) as time:
-            await pay.schedule(None, key="savings", delay="30d")
-            fired = await time.advance("90d")
-            assert len({one.record.id for one in fired}) == 3, "each month is a life of its own"
-            assert {one.outcome for one in fired} == {"done"}
-        assert bank.execute("SELECT cents FROM account").fetchone() == (300,)

@@ -122,13 +122,6 @@ def test_a_stale_page_is_told_what_changed_meanwhile(one: Running, browser: Brow
     assert "Not done: not_found" in page.words
 
 
-def test_a_move_past_the_deadline_is_refused(one: Running, browser: Browser, topic: str) -> None:
-    fill(one, topic, 1, deadline="3h")
-    page = browser.send([("verb", "move"), seen(one, topic, "k000"), ("to", "5h")])
-    assert browser.status == 409
-    assert "Not done: refused the new time lies past its deadline" in page.words
-
-
 @pytest.mark.parametrize(
     ("language", "one_task", "on_page", "many"),
     [
