@@ -79,11 +79,12 @@ STANDARD_IN_CORE = {
 
 ALONE_IN_CORE = {
     "bide.core.names": {"os", "time"},
+    "bide.core.payloads": {"sys"},
     "bide.core.recurrence.zones": {"zoneinfo"},
     "bide.core.wall_clock": {"zoneinfo"},
 }
 """What one module of core may import besides. An id is a time and noise, and says nothing about when anything happens.
-The time zone database is read as a table of constants."""
+The time zone database is read as a table of constants, and pydantic is found only if it was imported."""
 
 OTHERS: dict[str, set[str]] = {
     "stores": {"msgspec", "aiohttp", "apsw", "redis", "hiredis", "asyncpg", "asyncmy"},

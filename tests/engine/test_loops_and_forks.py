@@ -268,6 +268,22 @@ def test_threads_that_call_while_another_closes_all_get_their_answer() -> None:
     app.sync.close()
 
 
+def test_an_opening_by_app_sync_that_ctrl_c_interrupts_is_cancelled() -> None:
+    class Slow(MemoryStore):
+        async def open(self) -> None:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+    cancelled = threading.Event()
+    with pytest.raises(KeyboardInterrupt):
+        Bide(Slow()).sync.get("t", "1")
+    assert cancelled.is_set()
+
+
 @pytest.mark.parametrize("kind", ["memory", "redis"])
 def test_app_sync_gives_way_to_the_app_that_opens_the_same_store_object(
     kind: str, redis_url: str, redis_namespace: str

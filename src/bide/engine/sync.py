@@ -160,6 +160,7 @@ class _LoopThread:
         self._calls = 0
         self._closing = False
         self._client: Client | None = None
+        self._runner: asyncio.Runner
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread
 
@@ -181,7 +182,8 @@ class _LoopThread:
                 self._changed.notify_all()
 
     def _open(self, client: Client) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="bide sync", daemon=True)
         self._thread.start()
         try:
@@ -214,7 +216,7 @@ class _LoopThread:
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+        self._runner.close()  # after a KeyboardInterrupt amid `_open` it cancels that
 
 
 class SyncClient(SyncVerbs):
