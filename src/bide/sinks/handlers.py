@@ -38,7 +38,7 @@ class PythonHandler:
         try:
             self._decode: Decode = decoder_for(self.declared)
             self.check = checker_for(self.declared)
-        except (TypeError, RuntimeError) as error:  # msgspec's and pydantic's
+        except (NameError, RuntimeError, TypeError) as error:  # msgspec's and pydantic's
             raise SetupError(f"handler {self._name}: no payload can be a {self.declared!r} ({error})") from None
         """A function that raises BadPayload for a payload that is not of the declared type."""
         self.asynchronous = is_coroutine_function(function)
