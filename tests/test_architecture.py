@@ -77,9 +77,13 @@ STANDARD_IN_CORE = {
 }  # fmt: skip
 """What core may use of the standard library: nothing that waits, reads a clock, or touches the world."""
 
-ALONE_IN_CORE = {"bide.core.names": {"os", "time"}, "bide.core.recurrence.zones": {"zoneinfo"}}
+ALONE_IN_CORE = {
+    "bide.core.names": {"os", "time"},
+    "bide.core.payloads": {"sys"},
+    "bide.core.recurrence.zones": {"zoneinfo"},
+}
 """What one module of core may import besides. An id is a time and noise, and says nothing about when anything happens.
-The time zone database is read as a table of constants."""
+The time zone database is read as a table of constants, and pydantic is found only if it was imported."""
 
 OTHERS: dict[str, set[str]] = {
     "stores": {"msgspec", "aiohttp", "apsw", "redis", "hiredis", "asyncpg", "asyncmy"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 import pydantic
@@ -84,6 +84,28 @@ def test_bytes_pass_through_untouched(value: bytes) -> None:
 def test_declared_types_survive(declared: Any, value: Any) -> None:
     checker_for(declared)(value)
     assert decoder_for(declared)(encode_payload(value)) == value
+
+
+@dataclasses.dataclass
+class Bag:
+    weight: Annotated[int, pydantic.Field(gt=0)]
+    inner: Bag | None = None
+
+
+@pytest.mark.parametrize(
+    ("declared", "good", "bad"),
+    [
+        (Ride | int, [Ride(number=42), 42], "42 rides"),
+        (list[Ride | str], [["1", Ride(number=2)]], [1]),
+        (pydantic.PositiveInt, [1], -1),
+        (Bag | None, [Bag(1, Bag(2)), None], Bag(1, Bag(0))),
+    ],
+)
+def test_pydantic_reads_its_constraints_and_unions_with_a_model(declared: Any, good: list[Any], bad: Any) -> None:
+    for value in good:
+        assert decoder_for(declared)(encode_payload(value)) == value
+    with pytest.raises(BadPayload):
+        checker_for(declared)(bad)
 
 
 class Note:

@@ -125,6 +125,12 @@ async def test_a_handler_is_declared_once_and_rightly() -> None:
         @app.handler("v")  # type: ignore[arg-type]
         async def wrong(task: int) -> None: ...
 
+    with pytest.raises(SetupError, match=r"no payload can be a .* more than one dict") as caught:
+
+        @app.handler("w")
+        async def of_two(task: Task[dict[str, int] | dict[str, str]]) -> None: ...
+
+    assert "of_two" in str(caught.value)
     with pytest.raises(SetupError, match=r'lambda.*write @app\.handler\("a\.topic"\)'):
         app.handler(lambda task: None)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"'retries' is not accepted; give an option of app\.handler; .* is retry$"):

@@ -268,6 +268,49 @@ def test_threads_that_call_while_another_closes_all_get_their_answer() -> None:
     app.sync.close()
 
 
+def test_threads_that_call_while_the_app_opens_and_closes_in_a_loop_get_their_answer() -> None:
+    """Its store is one object, which the background loop and the app's own never have open at the same time."""
+    app, wrong, over = Bide(MemoryStore()), list[Exception](), threading.Event()
+
+    def call(key: str) -> None:
+        while not over.is_set():
+            try:
+                assert app.sync.schedule("t", key=key, delay="1h").ok
+            except OutcomeUnknown:
+                pass  # the loop has ended
+            except Exception as error:  # noqa: BLE001 - asserted below
+                wrong.append(error)
+
+    async def work() -> None:
+        async with app:
+            await app.schedule("t", delay="1h")
+
+    with ThreadPoolExecutor(4) as threads:
+        calling = [threads.submit(call, str(number)) for number in range(4)]
+        for _ in range(50):
+            asyncio.run(work())
+        over.set()
+    assert [one.exception() for one in calling] == [None] * 4
+    assert wrong == []
+    app.sync.close()
+
+
+def test_an_opening_by_app_sync_that_ctrl_c_interrupts_is_cancelled() -> None:
+    class Slow(MemoryStore):
+        async def open(self) -> None:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+    cancelled = threading.Event()
+    with pytest.raises(KeyboardInterrupt):
+        Bide(Slow()).sync.get("t", "1")
+    assert cancelled.is_set()
+
+
 @pytest.mark.parametrize("kind", ["memory", "redis"])
 def test_app_sync_gives_way_to_the_app_that_opens_the_same_store_object(
     kind: str, redis_url: str, redis_namespace: str

@@ -1,8 +1,9 @@
 """The conversion between a handler's data and a task's bytes: JSON, typed by the handler's declaration.
 
 msgspec handles dataclasses, structs, typed dicts and plain values. A pydantic model, alone or within these, is
-recognised by its two methods (`model_dump_json`, `model_validate_json`), so that pydantic is not required. Bytes pass
-through untouched.
+recognised by its two methods (`model_dump_json`, `model_validate_json`), so that pydantic is not required; pydantic
+also reads what msgspec refuses or ignores: a union with a model, a constraint such as `Field(gt=0)`. Bytes pass through
+untouched.
 
 At the end, how many tasks travel together: what goes in bulk is cut by bytes of payloads as well as by count.
 """
@@ -10,10 +11,13 @@ At the end, how many tasks travel together: what goes in bulk is cut by bytes of
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import is_dataclass
 from math import isfinite
-from typing import Any, TypeAlias, TypeVar
+from types import UnionType
+from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -43,6 +47,21 @@ def _load_model(declared: Any, value: object) -> Any:
     if hasattr(declared, "model_validate_json"):
         return declared.model_validate_json(_json.encode(value))
     return value  # msgspec refuses it, unless it has the declared type
+
+
+def _needs_pydantic(declared: Any, *around: Any) -> bool:
+    """True if a part of a type is a constraint of pydantic, or a union of a model with something else than None."""
+    if declared in around or hasattr(declared, "model_validate_json"):
+        return False
+    if type(declared).__module__.partition(".")[0] in ("pydantic", "annotated_types"):
+        return True
+    parts = get_args(declared)
+    of_many = get_origin(declared) in (Union, UnionType) and sum(part is not type(None) for part in parts) > 1
+    if of_many and any(hasattr(part, "model_validate_json") for part in parts):
+        return True
+    if isinstance(declared, type) and is_dataclass(declared):
+        parts += tuple(get_type_hints(declared, include_extras=True).values())
+    return any(_needs_pydantic(part, declared, *around) for part in parts)
 
 
 def _plain_model(value: Any) -> Any:
@@ -100,11 +119,16 @@ def _not_finite(value: Any) -> str | None:
 
 
 def decoder_for(declared: Any) -> Decode:
-    """A function that decodes bytes to `declared`, or raises BadPayload. Made once per handler."""
+    """A function that decodes bytes to `declared`, or raises BadPayload. Made once per handler.
+
+    Raises TypeError or RuntimeError for a type that msgspec, or pydantic, cannot read.
+    """
     if declared is bytes:
         return bytes
     if hasattr(declared, "model_validate_json"):
         read: Decode = declared.model_validate_json
+    elif (pydantic := sys.modules.get("pydantic")) and _needs_pydantic(declared):
+        read = pydantic.TypeAdapter(declared).validate_json
     else:
         read = msgspec.json.Decoder(declared, dec_hook=_load_model).decode
 

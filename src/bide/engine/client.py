@@ -90,6 +90,11 @@ class Client(_EveryVerb):
         return self._shared.loop
 
     @property
+    def closed(self) -> bool:
+        """False while this client opens, is open, or closes in a running event loop."""
+        return self._shared.closed
+
+    @property
     def recorder(self) -> Recorder:
         return self._session.recorder
 

@@ -452,9 +452,9 @@ class SharedSession:
             raise SetupError(_ELSEWHERE)
         self.entered -= 1
         if self.entered == 0:
-            opening, self._opening = self._opening, None
-            opening.cancel()  # it has finished, or no caller waits for it any more
-            self._closing = asyncio.get_running_loop().create_task(self._close(opening), name="bide close")
+            self._opening.cancel()  # it has finished, or no caller waits for it any more
+            self._closing = asyncio.get_running_loop().create_task(self._close(self._opening), name="bide close")
+            self._opening = None
             await asyncio.shield(self._closing)
 
     async def _open(self, closing: asyncio.Task[None] | None) -> None:
@@ -473,6 +473,13 @@ class SharedSession:
         """The event loop in which it is open; None if it is closed."""
         self._forget_the_parents()
         return None if self.session is None else self.session.loop
+
+    @property
+    def closed(self) -> bool:
+        """False while it opens, is open, or closes in a running event loop."""
+        self._forget_the_parents()
+        last = self._opening or self._closing
+        return last is None or not last.get_loop().is_running() or (last is self._closing and last.done())
 
     def checked(self) -> Session:
         """The session. Raises NotOpen, and SetupError if another event loop runs in this thread."""

@@ -14,12 +14,13 @@ import contextvars
 import functools
 import os
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
-from bide.core.errors import NotOpen, OutcomeUnknown, SetupError
+from bide.core.errors import OutcomeUnknown, SetupError
 from bide.core.instants import Millis, When
 from bide.core.records import NewTask
 from bide.core.tasks import Task
@@ -34,6 +35,9 @@ Of = TypeVar("Of")
 Of_co = TypeVar("Of_co", covariant=True)
 _LOOK = 1.0
 """Seconds after which a waiting call checks that the loop it waits for still runs."""
+_MOMENT = 0.005
+"""Seconds after which a call looks again whether the app has opened, or closed, in its loop."""
+_ENDED = "the event loop that was to answer has ended"
 
 
 class _Runs(Protocol[Of_co]):
@@ -131,23 +135,35 @@ async def _now(client: ClientVerbs) -> Millis:
     return client.clock.now()
 
 
-def _run_on(loop: asyncio.AbstractEventLoop, verb: Coroutine[Any, Any, R]) -> R:
-    """Run `verb` on `loop` in a copy of this thread's context, which carries any open transaction."""
+class _NotNow(Exception):
+    """Nothing was done, since the app opened or closed in a loop just then."""
+
+
+def _run_on(
+    loop: asyncio.AbstractEventLoop, client: Client, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]]
+) -> R:
+    """Run `verb` on `loop` in a copy of this thread's context, which carries any open transaction. Raises _NotNow."""
     context = contextvars.copy_context()
 
+    async def run() -> R:
+        if client.open_in is not loop:
+            raise _NotNow
+        return await verb(client)
+
     async def within() -> R:
-        return await asyncio.get_running_loop().create_task(verb, context=context)
+        return await loop.create_task(run(), context=context)
 
     waited = within()
     try:
         answer = asyncio.run_coroutine_threadsafe(waited, loop)
     except RuntimeError:
         waited.close()
-        verb.close()
-        raise NotOpen("the event loop in which this app was open has ended") from None
+        raise _NotNow from None
     while not concurrent.futures.wait([answer], _LOOK).done:
         if not loop.is_running():
-            raise OutcomeUnknown("the event loop that was to answer has ended")
+            raise OutcomeUnknown(_ENDED)
+    if answer.cancelled():
+        raise OutcomeUnknown(_ENDED)
     return answer.result()
 
 
@@ -160,14 +176,20 @@ class _LoopThread:
         self._calls = 0
         self._closing = False
         self._client: Client | None = None
+        self._runner: asyncio.Runner
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread
 
     @contextmanager
-    def call(self, clone: Callable[[], Client]) -> Iterator[tuple[Client, asyncio.AbstractEventLoop]]:
-        """The open client and its loop. Opens the client if needed, and keeps it open inside the `with` block."""
+    def call(self, own: Client, clone: Callable[[], Client]) -> Iterator[tuple[Client, asyncio.AbstractEventLoop]]:
+        """The open client and its loop. Opens the client if needed, and keeps it open inside the `with` block.
+
+        Raises _NotNow while `own`, whose store may be the same object, is not closed.
+        """
         with self._changed:
             self._changed.wait_for(lambda: not self._closing)
+            if not own.closed:
+                raise _NotNow
             if self._client is None:
                 self._open(clone())
             assert self._client is not None
@@ -181,7 +203,8 @@ class _LoopThread:
                 self._changed.notify_all()
 
     def _open(self, client: Client) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="bide sync", daemon=True)
         self._thread.start()
         try:
@@ -214,7 +237,7 @@ class _LoopThread:
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+        self._runner.close()  # after a KeyboardInterrupt amid `_open` it cancels that
 
 
 class SyncClient(SyncVerbs):
@@ -230,15 +253,23 @@ class SyncClient(SyncVerbs):
     events = _blocking(ClientVerbs.events, "_run_on_loop")
 
     def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]], /) -> R:
-        with self._call() as (client, loop):
+        def run(client: Client, loop: asyncio.AbstractEventLoop) -> R:
             if on_this_thread(client.store):
                 return run_on_this_thread(verb(client))
-            return _run_on(loop, verb(client))
+            return _run_on(loop, client, verb)
+
+        return self._called(run)
 
     def _run_on_loop(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]], /) -> R:
         """For a verb that joins no transaction, also within a block of `using`."""
-        with self._call() as (client, loop):
-            return _run_on(loop, verb(client))
+        return self._called(lambda client, loop: _run_on(loop, client, verb))
+
+    def _called(self, work: Callable[[Client, asyncio.AbstractEventLoop], R]) -> R:
+        """Do `work` with the client to call and its loop, once the app has opened or closed if it is about to."""
+        while True:
+            with suppress(_NotNow), self._call() as (client, loop):
+                return work(client, loop)
+            time.sleep(_MOMENT)
 
     def using(self, connection: object) -> SyncJoinedClient:
         """The verbs in the caller's own transaction on a synchronous `connection`, in this thread; the caller commits.
@@ -246,8 +277,7 @@ class SyncClient(SyncVerbs):
         `app.sync.using(connection).schedule(...)`, or `with app.sync.using(connection):` around verbs of `app.sync`.
         Raises BadInput, SetupError as `app.using` does, and SetupError for a connection that has to be awaited.
         """
-        with self._call() as (client, _):
-            return SyncJoinedClient(client.using(connection))
+        return self._called(lambda client, _: SyncJoinedClient(client.using(connection)))
 
     def close(self) -> None:
         """Wait for calls in progress, then close the background store and end its thread, if this process has one.
@@ -273,7 +303,7 @@ class SyncClient(SyncVerbs):
             yield self._own, own_loop
             return
         thread = self._threads.get(os.getpid()) or self._threads.setdefault(os.getpid(), _LoopThread())
-        with thread.call(self._clone) as (client, loop):
+        with thread.call(self._own, self._clone) as (client, loop):
             client.config, client.carrier = self._own.config, self._own.carrier  # a later handler has changed them
             yield client, loop
 

@@ -35,8 +35,11 @@ class PythonHandler:
         self._name = getattr(function, "__qualname__", repr(function))
         self._warned = False
         self.declared = declared_payload(function, names)
-        self._decode: Decode = decoder_for(self.declared)
-        self.check = checker_for(self.declared)
+        try:
+            self._decode: Decode = decoder_for(self.declared)
+            self.check = checker_for(self.declared)
+        except (NameError, RuntimeError, TypeError) as error:  # msgspec's and pydantic's
+            raise SetupError(f"handler {self._name}: no payload can be a {self.declared!r} ({error})") from None
         """A function that raises BadPayload for a payload that is not of the declared type."""
         self.asynchronous = is_coroutine_function(function)
         self._threads = threads

@@ -211,6 +211,11 @@ class _Sqlalchemy(ConnectionSource):
 
     async def driver(self) -> Driver:
         connection: Any = self.given
+        if _is(connection, *_SQLALCHEMY[:3]):
+            under = connection if hasattr(connection, "exec_driver_sql") else connection.get_bind()
+            if under.dialect.is_async:
+                kind = "the AsyncSession or AsyncConnection itself, not the synchronous one below it"
+                raise BadInput("connection", connection, kind)
         if not hasattr(connection, "exec_driver_sql"):
             connection = await _done(connection.connection())
         if connection.closed:

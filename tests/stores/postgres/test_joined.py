@@ -80,6 +80,12 @@ async def test_codecs_that_change_our_values_are_refused(shop: Shop) -> None:
             await caller.verb(shop.app, "schedule", "order.close", key="1", delay="1h")
 
 
+async def test_the_session_below_an_async_one_is_refused(shop: Shop) -> None:
+    async with KINDS["SQLAlchemy AsyncSession, asyncpg"](shop.url) as caller, shop.app:
+        with pytest.raises(BadInput, match="the AsyncSession or AsyncConnection itself"):
+            await shop.app.using(caller.given.sync_session).schedule("order.close", key="1", delay="1h")
+
+
 @pytest.mark.parametrize("kind", ["asyncpg", "psycopg async", "SQLAlchemy AsyncSession, asyncpg"])
 async def test_a_verb_that_is_cancelled_leaves_the_transaction_usable(
     database: Postgres, shop: Shop, kind: str

@@ -211,6 +211,11 @@ async def test_the_rights_suffice_and_each_is_needed(acl_lines: Sequence[list[st
     assert "+select" in needed
 
 
+async def test_a_database_that_the_server_does_not_have_is_refused(redis_url: str) -> None:
+    with pytest.raises(StoreUnavailable, match="the server has no database of this number: DB index is out of range"):
+        await RedisStore(f"{redis_url.rpartition('/')[0]}/4999").open()
+
+
 async def test_another_namespace_is_out_of_reach(acl_lines: Sequence[list[str]], redis_server: StartsRedis) -> None:
     server = redis_server()
     server.ask(*acl_lines[0])

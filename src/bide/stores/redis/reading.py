@@ -53,6 +53,18 @@ class Reader(ShardCaller):
 
     async def ask(self, asked: Sequence[tuple[int | None, Command]]) -> list[Any]:
         """The replies to each (shard, command), in order. Raises StoreUnavailable if one cannot be obtained."""
+        replies = await self._together(asked)
+        left = [place for place, one in enumerate(replies) if isinstance(one, Exception)]
+        if left:
+            first, *others = left
+            replies[first] = await self._reply(*asked[first], replies[first], reads=True)
+            # once the first problem is over, most of the others are
+            for place, reply in zip(others, await self._together([asked[place] for place in others]), strict=True):
+                replies[place] = await self._reply(*asked[place], reply, reads=True)
+        return replies
+
+    async def _together(self, asked: Sequence[tuple[int | None, Command]]) -> list[Any]:
+        """Send the commands once, those of each server together; return a reply or an error for each."""
         replies: list[Any] = [None] * len(asked)
         groups: dict[SharedConnection, list[int]] = {}
         for place, (shard, _) in enumerate(asked):
@@ -67,9 +79,6 @@ class Reader(ShardCaller):
                 replies[place] = reply
 
         await asyncio.gather(*(ask_together(*group) for group in groups.items()))
-        for number, place in enumerate([place for place, one in enumerate(replies) if isinstance(one, Exception)]):
-            # once the first problem is over, most of the others are
-            replies[place] = await self._reply(*asked[place], None if number else replies[place], reads=True)
         return replies
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:

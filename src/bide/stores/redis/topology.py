@@ -176,6 +176,8 @@ class SharedConnection:
             text = self._why = unreached(self.name, error)
             if isinstance(error, AuthenticationError | AuthenticationWrongNumberOfArgsError):
                 raise StoreUnavailable(f"{text} (check the user and the password in the URL)") from error
+            if isinstance(error, ResponseError) and "DB index" in str(error):
+                raise StoreUnavailable(f"{self.name}: the server has no database of this number: {error}") from error
             raise NotSent(text) from error
         except BaseException:
             await _abort(connection)
