@@ -6,7 +6,7 @@ A *nominal* instant is one that the rule itself names; with jitter, each key fir
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable
 from datetime import date, datetime
 from functools import lru_cache, partial
@@ -132,7 +132,7 @@ def _without(days: tuple[int, ...], times: Times) -> Times:
 
     def kept(local: Millis) -> Millis | None:
         found = times(local)
-        while found is not None and _holds(days, found // DAY):
+        while found is not None and found // DAY in days:
             found = times((found // DAY + 1) * DAY)
         return found
 
@@ -199,7 +199,7 @@ class EveryRule(_Recurrence, frozen=True, tag="every"):
         at = after + 1 + ((self.start or 0) - after - 1) % self.length
         while self.except_on and at <= LAST_INSTANT:
             held = zones.segment(self.zone, at)
-            if not _holds(self.except_on, (at + held.offset) // DAY):
+            if (at + held.offset) // DAY not in self.except_on:
                 break
             left = min(held.end - at, DAY - (at + held.offset) % DAY)
             at += -(-left // self.length) * self.length
@@ -217,7 +217,7 @@ class AtRule(_Recurrence, frozen=True, tag="at"):
 
     def step(self, after: Millis) -> Millis | None:
         ahead = self.instants[bisect_right(self.instants, after) :]
-        return next((at for at in ahead if not self.except_on or not _holds(self.except_on, at // DAY)), None)
+        return next((at for at in ahead if at // DAY not in self.except_on), None)
 
     @property
     def words(self) -> str:
@@ -378,11 +378,6 @@ def _nth(rule: _Recurrence, number: int, field: str) -> Millis | None:
 def _local(at: Millis, zone: str) -> Millis:
     """The local time of an instant, rounded up to a second."""
     return -(-(at + zones.segment(zone, at).offset) // 1000) * 1000
-
-
-def _holds(days: tuple[int, ...], day: int) -> bool:
-    place = bisect_left(days, day)
-    return place < len(days) and days[place] == day
 
 
 def _next(rule: _Recurrence, at: Millis) -> Millis | None:
