@@ -36,7 +36,6 @@ from bide.service.access import (
     TokenBucket,
     Unauthorized,
     hash_of,
-    host_name,
     is_loopback_name,
     refuse_foreign_page,
 )
@@ -202,7 +201,7 @@ def clear_cookie(*, host: str | None) -> str:
 
 def is_local(host: str | None) -> bool:
     """True if `host` is this machine, so that nobody listens in between."""
-    return host is not None and is_loopback_name(host_name(host))
+    return host is not None and is_loopback_name(host)
 
 
 def _terms(host: str | None, id: str = "") -> str:
