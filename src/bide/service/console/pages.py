@@ -205,7 +205,7 @@ def read_filter(request: PageRequest) -> Filter:
     return filter_of(request.raw_field("topic") or None, state or None, request.raw_field("group") or None, *times)
 
 
-def filter_fields(request: PageRequest, where: Filter) -> dict[str, str]:
+def filter_fields(where: Filter) -> dict[str, str]:
     """A filter as the fields of a form or an address. Its times are instants, so they do not drift while it is open."""
     given = {name: getattr(where, name) for name in ("topic", "state", "group", "wake_from", "wake_before")}
     return {
