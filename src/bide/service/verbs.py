@@ -249,21 +249,16 @@ class Verbs:
         """Change what a recurring task does next. What starts occurrences needs the verb `schedule`."""
         ask: schemas.Steer = asked(request, "steer")
         topic, key = request.ref(Verb.SCHEDULE if ask.do in ("run_now", "backfill") else Verb.RESCHEDULE)
-        verbs = self._client.recurring
         if ask.do == "backfill":
             if ask.since is None or ask.until is None:
                 raise BadInput("since, until", (ask.since, ask.until), "both, with backfill")
-            own = verbs.backfill(topic, key, since=ask.since, until=ask.until)
+            own = self._client.recurring.backfill(topic, key, since=ask.since, until=ask.until)
             return await self._answered(request, own, sent=False)
-        steers = {
-            "pause": verbs.pause, "resume": verbs.resume, "skip_next": verbs.skip_next, "replan": verbs.replan,
-            "run_now": verbs.run_now,
-        }  # fmt: skip
-        if ask.do not in steers:
-            raise BadInput("do", ask.do, f"one of {', '.join(steers)}, backfill")
+        if ask.do not in schemas.STEPS:
+            raise BadInput("do", ask.do, f"one of {', '.join(schemas.STEPS)}, backfill")
         if ask.since is not None or ask.until is not None:
             raise BadInput("since, until", (ask.since, ask.until), "neither of them, except with backfill")
-        answer = await steers[ask.do](topic, key)
+        answer: Answer = await getattr(self._client.recurring, ask.do)(topic, key)
         return reply([_item(request.caller, answer, self._client.known_pauses, sent=False)])
 
     async def remove(self, request: Request) -> Reply:
