@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
 import pytest
@@ -53,9 +53,8 @@ def one() -> Iterator[Running]:
 @pytest.fixture
 def api(one: Running) -> Iterator[Api]:
     """Calls it as a program does."""
-    found = Api(one.url)
-    yield found
-    found.close()
+    with closing(Api(one.url)) as found:
+        yield found
 
 
 @pytest.fixture

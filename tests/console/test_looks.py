@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from playwright.sync_api import expect
@@ -35,10 +36,9 @@ def empty() -> Iterator[Running]:
 
 @pytest.fixture(scope="module", autouse=True)
 def filled(one: Running) -> None:
-    api = Api(one.url)
-    fill_ten(api)
-    fill_recurring(api)
-    api.close()
+    with closing(Api(one.url)) as api:
+        fill_ten(api)
+        fill_recurring(api)
 
 
 @pytest.mark.parametrize(("name", "look"), in_turn([*PAGES, *OF_TEN]))
@@ -80,13 +80,11 @@ def test_each_page_with_nothing_on_it(
 def test_long_names_fit_in(visits: Visits) -> None:
     name = "x" * 170
     with running("memory:") as one, visits(one, size=NARROW, locale="zh-CN", still=True) as visitor:
-        api = Api(one.url)
-        api.put(name, name, delay="0s", group=name)
-        assert api.settle(api.lease(name)[0], "dead", error=name)
-        api.done("PUT", f"/v1/topics/{name}/recurring/{name[1:]}", {"rule": "@daily"})
-        api.close()
-        paths = [f"/tasks/{name}/{name}", f"/topics/{name}", f"/recurring/{name}/{name[1:]}"]
-        for path in [*paths, f"/tasks?topic={name}&key=none", f"/dead?topic={name}", "/", "/timeline", "/topics"]:
+        with closing(Api(one.url)) as api:
+            api.dead(name, name)
+            api.done("PUT", f"/v1/topics/{name}/recurring/{name[1:]}", {"rule": "@daily"})
+        paths = [f"/tasks/{name}/{name}", f"/topics/{name}", f"/recurring/{name}/{name[1:]}", f"/dead?topic={name}"]
+        for path in [*paths, f"/tasks?topic={name}&key=none", "/", "/timeline", "/topics"]:
             assert not (wide := overflow(visitor.goto(path))), f"{path}: {wide}"
 
 

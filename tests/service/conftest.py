@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -33,17 +34,15 @@ def small() -> Iterator[Running]:
 @pytest.fixture
 def api(service: Running) -> Iterator[Api]:
     """Calls the instance on each store."""
-    found = Api(service.url)
-    yield found
-    found.close()
+    with closing(Api(service.url)) as found:
+        yield found
 
 
 @pytest.fixture
 def plain(small: Running) -> Iterator[Api]:
     """Calls the one on a store in memory."""
-    found = Api(small.url)
-    yield found
-    found.close()
+    with closing(Api(small.url)) as found:
+        yield found
 
 
 @pytest.fixture

@@ -558,14 +558,17 @@ def refuse_foreign_name(host: str | None) -> None:
 
     For anonymous callers of a service on loopback. A request without Host does not come from a browser.
     """
-    if host is not None and not is_loopback_name(host_name(host)):
+    if host is not None and not is_loopback_name(host):
         raise ForeignOrigin(
             "without a token this service is called by 127.0.0.1, [::1] or localhost only, not by that name"
         )
 
 
-def is_loopback_name(name: str) -> bool:
-    """Return True if `name`, as a browser sends it, can only be this machine; `*.localhost` is, by RFC 6761."""
+def is_loopback_name(host: str) -> bool:
+    """Return True if a Host header can only name this machine; `*.localhost` does, by RFC 6761."""
+    name, colon, port = host.rpartition(":")
+    if not (colon and port.isascii() and port.isdigit() and (":" not in name or name.endswith("]"))):
+        name = host
     if name == "127.0.0.1":  # the common case: parsing an address is slow
         return True
     name = name.lower().removesuffix(".")
@@ -575,12 +578,6 @@ def is_loopback_name(name: str) -> bool:
         return ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:
         return False
-
-
-def host_name(host: str) -> str:
-    """A Host header without its port."""
-    name, colon, port = host.rpartition(":")
-    return name if colon and port.isascii() and port.isdigit() and (":" not in name or name.endswith("]")) else host
 
 
 def _place(url: str, like: str = "") -> str | None:

@@ -196,8 +196,7 @@ _SETTLED = {
 }  # fmt: skip
 _STEPS = {
     "oneOf": [
-        {"properties": {"do": {"enum": ["pause", "resume", "skip_next", "replan", "run_now"]},
-                        "since": _NO, "until": _NO}},
+        {"properties": {"do": {"enum": [*schemas.STEPS]}, "since": _NO, "until": _NO}},
         {"properties": {"do": {"const": "backfill"}, "since": {"type": "string"}, "until": {"type": "string"}},
          "required": ["since", "until"]},
     ]

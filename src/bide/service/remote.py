@@ -22,7 +22,7 @@ import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import partial, partialmethod
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
@@ -576,11 +576,10 @@ class StoreOperations:
 
     # --- pauses, the history, the log, and the time
 
-    async def pause(self, request: remote.PauseRequest, caller: Caller, now: Millis) -> bool:
-        return await set_paused(self._client, request.topic, _on_behalf(caller, request.who), paused=True)
+    async def _set_paused(self, request: remote.PauseRequest, caller: Caller, now: Millis, *, paused: bool) -> bool:
+        return await set_paused(self._client, request.topic, _on_behalf(caller, request.who), paused=paused)
 
-    async def resume(self, request: remote.PauseRequest, caller: Caller, now: Millis) -> bool:
-        return await set_paused(self._client, request.topic, _on_behalf(caller, request.who), paused=False)
+    pause, resume = partialmethod(_set_paused, paused=True), partialmethod(_set_paused, paused=False)
 
     async def paused(self, request: None, caller: Caller, now: Millis) -> list[Pause]:
         """The pauses of the topics to which the caller has any access."""

@@ -25,7 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from bide.core import errors
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
-from bide.core.names import check_name, check_topic
+from bide.core.names import check_name, check_topic, text_of
 from bide.core.records import Result, Topic
 from bide.service.access import AccessRefused, Caller, Networks, Verb, header, peer_of
 from bide.service.schemas import AnswerShape, ProblemShape, answer_shape
@@ -53,11 +53,7 @@ def shown_value(value: object) -> str | int | float | bool | None:
     """A value in the form in which an answer may repeat it: text cut to 200 characters."""
     if value is None or isinstance(value, bool | int | float):
         return value
-    try:
-        text = value if isinstance(value, str) else repr(value)
-    except Exception:  # noqa: BLE001 - a value without a repr is named by its type
-        text = f"a {type(value).__name__}"
-    text = text.encode(errors="replace").decode()
+    text = text_of(value)
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 

@@ -200,13 +200,14 @@ class Recur(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     end_when_dead: bool = False
 
 
-STEPS = ("pause", "resume", "skip_next", "replan", "run_now", "backfill")
+STEPS = ("pause", "resume", "skip_next", "replan", "run_now")
+"""The actions on a recurring task that take no range; each is a verb of the client."""
 
 
 class Steer(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A step to take with a recurring task; `since` and `until` only with backfill."""
 
-    do: Annotated[str, Meta(extra_json_schema={"enum": [*STEPS]})]
+    do: Annotated[str, Meta(extra_json_schema={"enum": [*STEPS, "backfill"]})]
     since: Instant | None = None
     until: Instant | None = None
 

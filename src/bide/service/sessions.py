@@ -36,7 +36,6 @@ from bide.service.access import (
     TokenBucket,
     Unauthorized,
     hash_of,
-    host_name,
     is_loopback_name,
     refuse_foreign_page,
 )
@@ -200,11 +199,7 @@ def clear_cookie(*, host: str | None) -> str:
     return f"{COOKIE}=; Max-Age=0; {_terms(host)}"
 
 
-def is_local(host: str | None) -> bool:
-    """True if `host` is this machine, so that nobody listens in between."""
-    return host is not None and is_loopback_name(host_name(host))
-
-
 def _terms(host: str | None, id: str = "") -> str:
     """The attributes of the cookie: over plain HTTP only on this machine, or if it gives nothing to who reads it."""
-    return f"Path=/; HttpOnly; SameSite=Strict{'' if is_local(host) or id == ANONYMOUS else '; Secure'}"
+    plain = is_loopback_name(host or "") or id == ANONYMOUS
+    return f"Path=/; HttpOnly; SameSite=Strict{'' if plain else '; Secure'}"

@@ -247,16 +247,17 @@ class Verbs:
         """Change what a recurring task does next. What starts occurrences needs the verb `schedule`."""
         ask: schemas.Steer = asked(request, "steer")
         topic, key = request.ref(Verb.SCHEDULE if ask.do in ("run_now", "backfill") else Verb.RESCHEDULE)
-        if ask.do not in schemas.STEPS:
-            raise BadInput("do", ask.do, f"one of {', '.join(schemas.STEPS)}")
-        verb, bounds = getattr(self._client.recurring, ask.do), (ask.since, ask.until)
         if ask.do == "backfill":
-            if None in bounds:
-                raise BadInput("since, until", bounds, "both, with backfill")
-            return await self._answered(request, verb(topic, key, since=ask.since, until=ask.until), sent=False)
-        if bounds != (None, None):
-            raise BadInput("since, until", bounds, "neither of them, except with backfill")
-        return reply([_item(request.caller, await verb(topic, key), self._client.known_pauses, sent=False)])
+            if ask.since is None or ask.until is None:
+                raise BadInput("since, until", (ask.since, ask.until), "both, with backfill")
+            own = self._client.recurring.backfill(topic, key, since=ask.since, until=ask.until)
+            return await self._answered(request, own, sent=False)
+        if ask.do not in schemas.STEPS:
+            raise BadInput("do", ask.do, f"one of {', '.join(schemas.STEPS)}, backfill")
+        if ask.since is not None or ask.until is not None:
+            raise BadInput("since, until", (ask.since, ask.until), "neither of them, except with backfill")
+        answer: Answer = await getattr(self._client.recurring, ask.do)(topic, key)
+        return reply([_item(request.caller, answer, self._client.known_pauses, sent=False)])
 
     async def remove(self, request: Request) -> Reply:
         topic, key = request.ref(Verb.CANCEL)

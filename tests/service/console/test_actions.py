@@ -314,7 +314,7 @@ def test_it_is_stopped_and_gone_on_with(one: Running, browser: Browser, api: Api
     wait_until(lambda: " moved" in browser.open(where).words, "the first to be moved")
     browser.press("Stop")
     stopped = over(browser)
-    assert "Stopped by anonymous" in stopped.words
+    assert "Stopped by anonymous 20" in stopped.words
     browser.press("Continue with the rest")
     left = re.search(r"(\d+) tasks Each becomes due", browser.page.words)
     assert left is not None, browser.page.words

@@ -159,12 +159,10 @@ def test_the_language_is_chosen_and_kept(browser: Browser) -> None:
 def test_over_plain_http_a_login_that_the_browser_would_forget_is_refused(
     guarded: tuple[Running, str], stranger: Browser
 ) -> None:
-    lan = {"host": "bide.lan:8420", "origin": "http://bide.lan:8420"}
-    page = stranger.post("/login", {"token": guarded[1], "next": "/tasks"}, **lan)
-    assert (page.status, page.field("next"), COOKIE in stranger.cookies) == (403, "/tasks", False)
-    assert "plain HTTP" in page.text
-    lan["origin"] = "https://bide.lan:8420"
-    assert led_to(stranger.post("/login", {"token": guarded[1], "next": "/tasks"}, **lan)) == "/tasks"
+    form = {"token": guarded[1], "next": "/tasks"}
+    page = stranger.post("/login", form, host="bide.lan", origin="http://bide.lan")
+    assert (page.status, "plain HTTP" in page.text, COOKIE in stranger.cookies) == (403, True, False)
+    assert led_to(stranger.post("/login", form, host="bide.lan", origin="https://bide.lan")) == "/tasks"
 
 
 def test_without_a_token_there_is_nothing_to_log_in_to(browser: Browser) -> None:

@@ -111,7 +111,7 @@ def fields_of(request: PageRequest, bulk: BulkRequest) -> Iterator[Field]:
             yield "ref", text
     else:
         yield "scope", "matching"
-        yield from _match_fields(request, bulk).items()
+        yield from _match_fields(bulk).items()
     if bulk.at is not None:
         yield "to", instant_text(bulk.at)
     if bulk.by is not None:
@@ -259,7 +259,7 @@ class ActionsPage(Page):
             over=progress.state.over or state == "lost", scope=_scope(progress.bulk), rate=rate, left=left,
             counts=sorted(progress.counts.items(), key=lambda one: -one[1]), reasons=REASONS,
             missed=missed if every else missed[:_SHOWN], more=max(0, len(missed) - _SHOWN) if not every else 0,
-            kept=len(missed), again=self._again(request, progress, state), tasks=_tasks_address(request, progress.bulk),
+            kept=len(missed), again=self._again(request, progress, state), tasks=_tasks_address(progress.bulk),
             noted=MOST_NOTED,
         )  # fmt: skip
 
@@ -304,15 +304,15 @@ def _scope(bulk: BulkRequest) -> list[tuple[str, str | int]]:
     return [(name, value) for name, value in named if value is not None]
 
 
-def _match_fields(request: PageRequest, bulk: BulkRequest) -> dict[str, str]:
+def _match_fields(bulk: BulkRequest) -> dict[str, str]:
     assert bulk.where is not None
-    return filter_fields(request, bulk.where) | ({} if bulk.error is None else {"error": bulk.error})
+    return filter_fields(bulk.where) | ({} if bulk.error is None else {"error": bulk.error})
 
 
-def _tasks_address(request: PageRequest, bulk: BulkRequest) -> str | None:
+def _tasks_address(bulk: BulkRequest) -> str | None:
     if bulk.where is None:
         return None
-    fields = _match_fields(request, bulk)
+    fields = _match_fields(bulk)
     if bulk.verb is BulkVerb.REDRIVE:
         return address("/dead", topic=fields.get("topic"), error=fields.get("error"))
     return address("/tasks", **fields)

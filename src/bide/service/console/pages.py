@@ -37,6 +37,7 @@ from bide.service.access import (
     Unauthorized,
     audit,
     audit_refused,
+    is_loopback_name,
     refuse_foreign_page,
 )
 from bide.service.console.i18n import LANGUAGES, Locale, inert, isolated, language_of, zone_of
@@ -52,16 +53,7 @@ from bide.service.requests import (
     problem_of,
     segment,
 )
-from bide.service.sessions import (
-    CSRF_FIELD,
-    CSRF_HEADER,
-    Session,
-    Sessions,
-    clear_cookie,
-    cookie_of,
-    is_local,
-    set_cookie,
-)
+from bide.service.sessions import CSRF_FIELD, CSRF_HEADER, Session, Sessions, clear_cookie, cookie_of, set_cookie
 
 _log = logging.getLogger("bide.console")
 HTML = "text/html; charset=utf-8"
@@ -205,7 +197,7 @@ def read_filter(request: PageRequest) -> Filter:
     return filter_of(request.raw_field("topic") or None, state or None, request.raw_field("group") or None, *times)
 
 
-def filter_fields(request: PageRequest, where: Filter) -> dict[str, str]:
+def filter_fields(where: Filter) -> dict[str, str]:
     """A filter as the fields of a form or an address. Its times are instants, so they do not drift while it is open."""
     given = {name: getattr(where, name) for name in ("topic", "state", "group", "wake_from", "wake_before")}
     return {
@@ -317,7 +309,7 @@ class Router:
         http = request.http
         refuse_foreign_page(http.headers)  # a page of another site must not log the viewer in or out
         where = local_path(request.raw_field("next"))
-        if (http.header(b"origin") or "").startswith("http:") and not is_local(http.header(b"host")):
+        if (http.header(b"origin") or "").startswith("http:") and not is_loopback_name(http.header(b"host") or ""):
             return request.render("login.html", status=403, next=where, wrong=request.t(_NO_COOKIE))
         try:
             session = await self.sessions.begin(request.raw_field("token"))

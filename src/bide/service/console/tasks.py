@@ -214,7 +214,7 @@ class TasksPage(Page):
             all_address=address("/tasks", **held, cursor=asked.cursor, chosen="all"),
             all_chosen=request.field("chosen") == "all",
             verbs=possible(request, given["state"].strip(), shown),
-            matching={} if asked.key else filter_fields(request, asked.where),
+            matching={} if asked.key else filter_fields(asked.where),
             keep=self._app.config.retentions.of(asked.where.topic or ""),
             alike=[one for one in topics if part and part in one.lower() and one != given["topic"]][:10],
             widen=[(_NAMES[name], address("/tasks", **{**held, name: ""})) for name in FIELDS[:-1] if name in held],

@@ -58,10 +58,10 @@ class TimelineQuery(NamedTuple):
             return address(path, span=where.value, topic=self.topic, rate=self.rate)
         return address(path, **{"from": where.first, "until": where.until}, topic=self.topic, rate=self.rate)
 
-    def tasks(self, locale: Locale, low: Millis, high: Millis) -> str:
+    def tasks(self, low: Millis, high: Millis) -> str:
         """The address of the list of tasks that wait between these instants."""
-        since, before = instant_text(low), instant_text(high)
-        return address("/tasks", topic=self.topic, state="waiting", wake_from=since, wake_before=before)
+        when = {"wake_from": instant_text(low), "wake_before": instant_text(high)}
+        return address("/tasks", topic=self.topic, state="waiting", **when)
 
 
 class Rate(NamedTuple):
@@ -113,7 +113,7 @@ class TimelineView:
         self._past = [(low, high, one) for (low, high), one in intervals]
         self.behind = [one for one in self._past if one[2].planned or one[2].done]
         self.empty = not seen.total.number and not self.behind
-        self.overdue = query.tasks(locale, 0, seen.counted_at)
+        self.overdue = query.tasks(0, seen.counted_at)
         self.peaks = _notable([self._peak(peak) for peak in seen.peaks])
         self.rows = self._rows()
         self.chart = self._chart()
@@ -163,7 +163,7 @@ class TimelineView:
             "in_time": expected is not None and expected.late <= _IN_TIME,
             "zoom": self.asked.at(_closer(peak, self._locale.now)),
             # from the start of the second: a bar that begins now begins within one
-            "tasks": self.asked.tasks(self._locale, top.low - top.low % SECOND, top.high),
+            "tasks": self.asked.tasks(top.low - top.low % SECOND, top.high),
         }
 
     def _rows(self) -> dict[str, list[Mapping[str, Any]]]:
@@ -175,7 +175,7 @@ class TimelineView:
                 "low": bar.low,
                 "total": bar.total,
                 "counts": [counts[place] for counts in columns],
-                "tasks": self.asked.tasks(self._locale, bar.low, bar.high),
+                "tasks": self.asked.tasks(bar.low, bar.high),
                 "peak": any(bar.low <= top < bar.high for top in tops),
             }
             for place, bar in enumerate(self.seen.bars)
