@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ _REDIS = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
 _POSTGRES = ("postgresql", "postgres")
 _MYSQL = ("mysql", "mariadb")
 _HTTP = ("http", "https")
+_SECRET_OPTION = re.compile(r"([?&][^=&#]*(?:pass|secret|token)[^=&#]*=)[^&#]*", re.IGNORECASE)
 
 
 class _Extra:
@@ -183,10 +185,15 @@ def _parts(url: str, field: str, accepted: str) -> SplitResult:
     return parts
 
 
+def hide_options(url: str) -> str:
+    """`url` without the passwords among its options, such as `?password=` of PostgreSQL."""
+    return _SECRET_OPTION.sub(r"\1***", url)
+
+
 def without_secrets(url: str) -> str:
-    """`url` without the text before an @, which could be a password."""
+    """`url` without the text before an @, which could be a password, and without those among its options."""
     scheme, colon, rest = url.partition(":")
-    return f"{scheme}{colon}...@{rest.rpartition('@')[2]}" if "@" in rest else url
+    return hide_options(f"{scheme}{colon}...@{rest.rpartition('@')[2]}" if "@" in rest else url)
 
 
 def _server_store(scheme: str, settings: Settings) -> Callable[..., Store]:
