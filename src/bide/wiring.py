@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -33,18 +34,15 @@ _HTTP = ("http", "https")
 _SECRET_OPTION = re.compile(r"([?&][^=&#]*(?:pass|secret|token)[^=&#]*=)[^&#]*", re.IGNORECASE)
 
 
-class _Extra:
-    """A context for importing an optional package; raises MissingExtra if one of `modules` is not installed."""
-
-    def __init__(self, extra: str, needed_for: str, *modules: str) -> None:
-        self._missing = MissingExtra(extra, needed_for)
-        self._modules = modules
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, ModuleNotFoundError) and error.name in self._modules:
-            raise self._missing from error
+@contextmanager
+def _extra(extra: str, needed_for: str, *modules: str) -> Iterator[None]:
+    """Around the import of an optional package. Raises MissingExtra if one of `modules` is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in modules:
+            raise
+        raise MissingExtra(extra, needed_for) from error
 
 
 def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Callable[[], Store]:
@@ -82,16 +80,16 @@ def address_of(url: str) -> Any:
     """The address of a server, read from its URL, for a plain driver. Raises BadInput, MissingExtra."""
     scheme = _parts(url, "store", _ACCEPTED).scheme
     if scheme in _REDIS:
-        with _Extra("redis", f"{scheme}:", "redis", "hiredis"):
+        with _extra("redis", f"{scheme}:", "redis", "hiredis"):
             from bide.stores.redis import address as of_redis
 
         return of_redis.address_of(url)
     if scheme in _POSTGRES:
-        with _Extra("postgres", f"{scheme}:", "asyncpg"):
+        with _extra("postgres", f"{scheme}:", "asyncpg"):
             from bide.stores.postgres import connection as of_postgres
 
         return of_postgres.address_of(url)
-    with _Extra("mysql", f"{scheme}:", "asyncmy"):
+    with _extra("mysql", f"{scheme}:", "asyncmy"):
         from bide.stores.mysql import connection as of_mysql
 
     return of_mysql.address_of(url)
@@ -110,12 +108,12 @@ def tables_at(
         file = TableFile(_path_of(url, "database"), synchronous=settings.sqlite_synchronous)
         return [SqliteTable(one, file) for one in source.each()]
     if scheme in _POSTGRES:
-        with _Extra("postgres", f"{scheme}:", "asyncpg"):
+        with _extra("postgres", f"{scheme}:", "asyncpg"):
             from bide.stores.postgres.watched_table import PostgresTable
 
         return PostgresTable.each(url, source, connections=connections, clock="server" if own_clock else "caller")
     if scheme in _MYSQL:
-        with _Extra("mysql", f"{scheme}:", "asyncmy"):
+        with _extra("mysql", f"{scheme}:", "asyncmy"):
             from bide.stores.mysql.watched_table import MySqlTable
 
         return MySqlTable.each(url, source, connections=connections, clock="server" if own_clock else "caller")
@@ -124,7 +122,7 @@ def tables_at(
 
 def webhook_post(**options: Any) -> WebhookPost:
     """Make the `WebhookPost` of webhook routes from its `options`. Raises MissingExtra, BadInput."""
-    with _Extra("serve", "webhooks", "aiohttp"):
+    with _extra("serve", "webhooks", "aiohttp"):
         from bide.sinks.webhook import WebhookPost
 
     return WebhookPost(**options)
@@ -153,7 +151,7 @@ def engine_config(settings: Settings) -> EngineConfig:
 
 def tracer() -> Tracing:
     """Make the instrument that traces an app. Raises MissingExtra."""
-    with _Extra("serve", "tracing", "opentelemetry"):
+    with _extra("serve", "tracing", "opentelemetry"):
         from bide.sinks.traced import Tracing
 
     return Tracing()
@@ -162,7 +160,7 @@ def tracer() -> Tracing:
 def is_traced() -> bool:
     """True if this program has set up an OpenTelemetry SDK, so that tracing has an effect."""
     try:
-        with _Extra("serve", "tracing", "opentelemetry"):
+        with _extra("serve", "tracing", "opentelemetry"):
             from bide.sinks.traced import sdk_is_set_up
     except MissingExtra:
         return False
@@ -199,22 +197,22 @@ def without_secrets(url: str) -> str:
 def _server_store(scheme: str, settings: Settings) -> Callable[..., Store]:
     """The store class for a server of this kind, with its settings applied. Raises MissingExtra."""
     if scheme in _REDIS:
-        with _Extra("redis", f"{scheme}:", "redis", "hiredis"):
+        with _extra("redis", f"{scheme}:", "redis", "hiredis"):
             from bide.stores.redis import RedisStore
 
         return RedisStore
     if scheme in _POSTGRES:
-        with _Extra("postgres", f"{scheme}:", "asyncpg"):
+        with _extra("postgres", f"{scheme}:", "asyncpg"):
             from bide.stores.postgres import PostgresStore
 
         # wakes are notified up to a cap ahead; other workers may be set to sleep longer than this one
         return partial(PostgresStore, cap=max(settings.max_sleep, 1_000))
     if scheme in _MYSQL:
-        with _Extra("mysql", f"{scheme}:", "asyncmy"):
+        with _extra("mysql", f"{scheme}:", "asyncmy"):
             from bide.stores.mysql import MySqlStore
 
         return MySqlStore
-    with _Extra("http", f"{scheme}:", "aiohttp"):
+    with _extra("http", f"{scheme}:", "aiohttp"):
         from bide.stores.http import HttpStore
 
     # a service uses its own clock and refuses to use another
@@ -225,7 +223,7 @@ def check_there(url: str) -> None:
     """Raise StoreUnavailable for a SQLite file that does not exist, which opening would create."""
     if _parts(url, "store", _ACCEPTED).scheme == "sqlite" and not os.path.exists(path := _path_of(url, "store")):
         raise StoreUnavailable(
-            f"{os.path.abspath(path)}: there is no such file; `bide schedule`, `work`, `serve` and `migrate` create it"
+            f"{os.path.abspath(path)}: there is no such file; `bide schedule`, `token add`, `work`, `serve` create it"
         )
 
 
