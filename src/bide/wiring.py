@@ -223,7 +223,8 @@ def check_there(url: str) -> None:
     """Raise StoreUnavailable for a SQLite file that does not exist, which opening would create."""
     if _parts(url, "store", _ACCEPTED).scheme == "sqlite" and not os.path.exists(path := _path_of(url, "store")):
         raise StoreUnavailable(
-            f"{os.path.abspath(path)}: there is no such file; `bide schedule`, `token add`, `work`, `serve` create it"
+            f"{os.path.abspath(path)}: there is no such file; `bide schedule`, `recurring add`, `pause`, `token add`, "
+            "`work` and `serve` create it"
         )
 
 
