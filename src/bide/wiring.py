@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -29,20 +31,18 @@ _REDIS = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
 _POSTGRES = ("postgresql", "postgres")
 _MYSQL = ("mysql", "mariadb")
 _HTTP = ("http", "https")
+_SECRET_OPTION = re.compile(r"([?&][^=&#]*(?:pass|secret|token)[^=&#]*=)[^&#]*", re.IGNORECASE)
 
 
-class _Extra:
-    """A context for importing an optional package; raises MissingExtra if one of `modules` is not installed."""
-
-    def __init__(self, extra: str, needed_for: str, *modules: str) -> None:
-        self._missing = MissingExtra(extra, needed_for)
-        self._modules = modules
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, ModuleNotFoundError) and error.name in self._modules:
-            raise self._missing from error
+@contextmanager
+def _extra(extra: str, needed_for: str, *modules: str) -> Iterator[None]:
+    """Around the import of an optional package. Raises MissingExtra if one of `modules` is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in modules:
+            raise
+        raise MissingExtra(extra, needed_for) from error
 
 
 def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Callable[[], Store]:
@@ -78,16 +78,16 @@ def address_of(url: str) -> Any:
     """The address of a server, read from its URL, for a plain driver. Raises BadInput, MissingExtra."""
     scheme = _parts(url, "store", _ACCEPTED).scheme
     if scheme in _REDIS:
-        with _Extra("redis", f"{scheme}:", "redis", "hiredis"):
+        with _extra("redis", f"{scheme}:", "redis", "hiredis"):
             from bide.stores.redis import address as of_redis
 
         return of_redis.address_of(url)
     if scheme in _POSTGRES:
-        with _Extra("postgres", f"{scheme}:", "asyncpg"):
+        with _extra("postgres", f"{scheme}:", "asyncpg"):
             from bide.stores.postgres import connection as of_postgres
 
         return of_postgres.address_of(url)
-    with _Extra("mysql", f"{scheme}:", "asyncmy"):
+    with _extra("mysql", f"{scheme}:", "asyncmy"):
         from bide.stores.mysql import connection as of_mysql
 
     return of_mysql.address_of(url)
@@ -106,12 +106,12 @@ def tables_at(
         file = TableFile(_path_of(url, "database"), synchronous=settings.sqlite_synchronous)
         return [SqliteTable(one, file) for one in source.each()]
     if scheme in _POSTGRES:
-        with _Extra("postgres", f"{scheme}:", "asyncpg"):
+        with _extra("postgres", f"{scheme}:", "asyncpg"):
             from bide.stores.postgres.watched_table import PostgresTable
 
         return PostgresTable.each(url, source, connections=connections, clock="server" if own_clock else "caller")
     if scheme in _MYSQL:
-        with _Extra("mysql", f"{scheme}:", "asyncmy"):
+        with _extra("mysql", f"{scheme}:", "asyncmy"):
             from bide.stores.mysql.watched_table import MySqlTable
 
         return MySqlTable.each(url, source, connections=connections, clock="server" if own_clock else "caller")
@@ -120,7 +120,7 @@ def tables_at(
 
 def webhook_post(**options: Any) -> WebhookPost:
     """Make the `WebhookPost` of webhook routes from its `options`. Raises MissingExtra, BadInput."""
-    with _Extra("serve", "webhooks", "aiohttp"):
+    with _extra("serve", "webhooks", "aiohttp"):
         from bide.sinks.webhook import WebhookPost
 
     return WebhookPost(**options)
@@ -149,7 +149,7 @@ def engine_config(settings: Settings) -> EngineConfig:
 
 def tracer() -> Tracing:
     """Make the instrument that traces an app. Raises MissingExtra."""
-    with _Extra("serve", "tracing", "opentelemetry"):
+    with _extra("serve", "tracing", "opentelemetry"):
         from bide.sinks.traced import Tracing
 
     return Tracing()
@@ -158,7 +158,7 @@ def tracer() -> Tracing:
 def is_traced() -> bool:
     """True if this program has set up an OpenTelemetry SDK, so that tracing has an effect."""
     try:
-        with _Extra("serve", "tracing", "opentelemetry"):
+        with _extra("serve", "tracing", "opentelemetry"):
             from bide.sinks.traced import sdk_is_set_up
     except MissingExtra:
         return False
@@ -181,31 +181,36 @@ def _parts(url: str, field: str, accepted: str) -> SplitResult:
     return parts
 
 
+def hide_options(url: str) -> str:
+    """`url` without the passwords among its options, such as `?password=` of PostgreSQL."""
+    return _SECRET_OPTION.sub(r"\1***", url)
+
+
 def without_secrets(url: str) -> str:
-    """`url` without the text before an @, which could be a password."""
+    """`url` without the text before an @, which could be a password, and without those among its options."""
     scheme, colon, rest = url.partition(":")
-    return f"{scheme}{colon}...@{rest.rpartition('@')[2]}" if "@" in rest else url
+    return hide_options(f"{scheme}{colon}...@{rest.rpartition('@')[2]}" if "@" in rest else url)
 
 
 def _server_store(scheme: str, settings: Settings) -> Callable[..., Store]:
     """The store class for a server of this kind, with its settings applied. Raises MissingExtra."""
     if scheme in _REDIS:
-        with _Extra("redis", f"{scheme}:", "redis", "hiredis"):
+        with _extra("redis", f"{scheme}:", "redis", "hiredis"):
             from bide.stores.redis import RedisStore
 
         return RedisStore
     if scheme in _POSTGRES:
-        with _Extra("postgres", f"{scheme}:", "asyncpg"):
+        with _extra("postgres", f"{scheme}:", "asyncpg"):
             from bide.stores.postgres import PostgresStore
 
         # wakes are notified up to a cap ahead; other workers may be set to sleep longer than this one
         return partial(PostgresStore, cap=max(settings.max_sleep, 1_000))
     if scheme in _MYSQL:
-        with _Extra("mysql", f"{scheme}:", "asyncmy"):
+        with _extra("mysql", f"{scheme}:", "asyncmy"):
             from bide.stores.mysql import MySqlStore
 
         return MySqlStore
-    with _Extra("http", f"{scheme}:", "aiohttp"):
+    with _extra("http", f"{scheme}:", "aiohttp"):
         from bide.stores.http import HttpStore
 
     # a service uses its own clock and refuses to use another

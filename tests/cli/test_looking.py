@@ -214,6 +214,9 @@ def test_moments_in_words() -> None:
 def test_passwords_are_not_shown() -> None:
     assert without_password("redis://user:secret@host/0") == "redis://user:***@host/0"
     assert without_password("sqlite:///a.db") == "sqlite:///a.db"
+    options = without_password("postgresql://h/d?user=u&password=a%40b&sslmode=require&sslpassword=b")
+    assert options == "postgresql://h/d?user=u&password=***&sslmode=require&sslpassword=***"
+    assert "secret" not in repr(Bide("postgresql://h/d?password=secret"))
 
 
 FINE = [Check("store", Level.OK, "it answers"), Check("clock", Level.WARNING, "this machine's clock is 2.1 s ahead")]

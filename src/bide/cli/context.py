@@ -22,7 +22,7 @@ from bide.core.errors import BadInput
 from bide.core.names import LONGEST_NAME
 from bide.service.schemas import answer_shape
 from bide.settings import Settings
-from bide.wiring import check_there
+from bide.wiring import check_there, hide_options
 
 T = TypeVar("T")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -96,12 +96,12 @@ def person() -> str:
 
 
 def without_password(url: str) -> str:
-    """`url` without its password, for output."""
+    """`url` without its passwords, for output."""
     try:
         password = urlsplit(url).password
     except ValueError:
         return "(a store URL that cannot be read)"
-    return url.replace(f":{password}@", ":***@", 1) if password else url
+    return hide_options(url.replace(f":{password}@", ":***@", 1) if password else url)
 
 
 def _remember(ctx: click.Context, option: click.Parameter, value: Any) -> Any:

@@ -66,7 +66,7 @@ def base_of(url: str, token: str | None) -> str:
     insecure = options.pop("insecure", "0")
     unfit = parts.scheme not in ("http", "https") or not host or parts.fragment or not url.isprintable() or " " in url
     if unfit or options or insecure not in ("0", "1"):
-        raise BadInput("store", url, _ACCEPTED)
+        raise BadInput("store", f"{url.partition('?')[0]}?..." if options else url, _ACCEPTED)
     if token is not None and parts.scheme == "http" and insecure != "1" and not _is_loopback(host or ""):
         raise BadInput(
             "store", url,
