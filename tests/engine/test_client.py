@@ -370,6 +370,13 @@ def test_so_many_of_a_topic_and_state_are_remembered() -> None:
     assert [kept.of("a").keep_until(State.DEAD, 0) > 0 for _ in range(9)] == [True] * 9
 
 
+def test_what_a_topic_says_itself_counts() -> None:
+    given = Retentions(Retention(done=HOUR), {"a": Retention(done=5), "b": Retention(done=0)})
+    kept = given.at_most(MOST)
+    assert kept.of("a").keep_until(State.DONE, 10) == 15
+    assert kept.of("b").keep_until(State.DONE, 10) == 0
+
+
 async def test_a_service_remembers_no_more() -> None:
     async with served("memory:") as instance:
         app = instance.app

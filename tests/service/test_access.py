@@ -415,6 +415,18 @@ async def test_a_caller_who_gives_up_does_not_end_the_reading_of_others(store: F
     assert first.cancelled()
 
 
+async def test_two_services_share_the_tokens_of_a_store(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    async with Bide(url) as one, Bide(url) as other:
+        token, header = await make(one)
+        assert (await Access(one).caller_of(header)).name == "ann"
+        assert (await Access(other).caller_of(header)).name == "ann"
+        assert await tokens_of(other).revoke(token.id)
+        await refused(Access(one), header, "not known")
+    async with Bide(f"sqlite:///{tmp_path}/another.db") as another:
+        await refused(Access(another), header, "another store")
+
+
 async def test_a_damaged_token_is_refused_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     async with Bide("memory:") as app:
         token, header = await make(app)

@@ -507,6 +507,16 @@ def test_a_run_under_faults(tmp_path: Path) -> None:
     assert row(text, "SQLite")[1] == "not run yet"
 
 
+def test_the_newest_line_counts_and_one_cut_off_does_not(tmp_path: Path) -> None:
+    newer = {**TORTURED, "wrong": {"lost": 5, "P4": 1}, "lateness_ms": {}}
+    results(tmp_path, torture=[TORTURED, newer, {**TORTURED, "store": "redis+cluster"}])
+    with (tmp_path / "torture.jsonl").open("ab") as file:
+        file.write(b'{"store": "redis", "lost": 9')
+    text = Results(tmp_path).torture()
+    assert row(text, "Redis", "7.0.15")[6:] == ["5", "31", "0", "1", "0", "6", ""]
+    assert row(text, "redis+cluster", "7.0.15")[2] == "10"
+
+
 def test_a_soak_and_its_slopes(tmp_path: Path) -> None:
     text = results(tmp_path, soak=[SOAKED]).soak()
     assert row(text, "PostgreSQL")[1:] == [

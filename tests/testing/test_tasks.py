@@ -331,6 +331,11 @@ def test_losing_every_wake_up_costs_the_longest_sleep_and_no_less() -> None:
     assert [Explorer(Rules(), bounds).explore().lateness for bounds in sizes] == [1, 2, 3]
 
 
+def test_states_that_differ_in_who_is_who_are_one() -> None:
+    ways = [Explorer(Rules(), Bounds(verbs=verbs, loose=0)).explore() for verbs in ((1, 0), (0, 1))]
+    assert ways[0].states == ways[1].states
+
+
 def test_each_mechanism_is_missed_as_the_document_says() -> None:
     assert set(SHOWS) == set(Rules._fields)
     told = {}
@@ -340,6 +345,26 @@ def test_each_mechanism_is_missed_as_the_document_says() -> None:
         assert not any(step.startswith("P") for step in found.trace[: int(told[rule][1])])
     rows = re.findall(r"^\| `(\w+)`: [^|]+ \| ([^|]+) \| (\d+) \|$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
     assert {rule: (broken, steps) for rule, broken, steps in rows} == told
+
+
+def test_a_trace_is_the_shortest_way_in_words() -> None:
+    [(_, found)] = defects(["cancel_knows_leased"])
+    assert found.trace == (
+        "client 1 asks: schedule replace to +1; answer: created [waiting, due in 1]",
+        "an instant passes [waiting, due]",
+        "the store carries out worker A's lease: the task is leased [leased for another 2]",
+        "worker A hears that it has the lease [leased for another 2]",
+        "client 2 asks: cancel; answer: cancelled [no task]",
+        "worker A's handler begins [no task]",
+        "P4: a delivery began after `cancelled` was answered",
+    )
+
+
+def test_what_is_stuck_is_told_to_its_end() -> None:
+    [(_, found)] = defects(["capped"])
+    assert "from here, if nothing goes wrong any more:" in found.trace
+    assert any("sleeps, with no alarm" in step for step in found.trace)
+    assert found.trace[-1] == "and so on for ever"
 
 
 def test_the_command_tells_what_was_found() -> None:

@@ -76,6 +76,32 @@ def test_what_it_shows(url: str, visit: Visit) -> None:
         assert api.settle(held, "done")
 
 
+def test_everybody_sees_what_they_may(one: Running, browser: Browser) -> None:
+    some, entire = (one.run(make(one.app, "ann", frozenset(Verb), topics))[1] for topics in (("mine.*",), ("*",)))
+    one.run(_work(one, "mine.a", 2))
+    one.run(_work(one, "yours", 3))
+    page = browser.log_in(entire, "/")
+    assert "Pending 3 " in page.words
+    assert "Scheduled / s" in page.words
+    assert "yours" in page.words
+    page = browser.log_in(some, "/")
+    assert "Pending 1 Due now 1 " in page.words
+    assert "Leased 1 " in page.words
+    assert "yours" not in page.words
+    assert "Scheduled / s" not in page.words
+    assert "You see only the topics that you may read." in page.words
+
+
+async def _work(one: Running, topic: str, number: int) -> None:
+    """So many tasks, one of them held by somebody, a pause, and a worker."""
+    app, now = one.app, one.app.clock.now()
+    await app.schedule_many([app.new(topic, key=str(key), delay="0s") for key in range(number)])
+    await app.store.lease({topic: 1}, now=app.clock.now(), until=now + 600_000, holder="me")
+    await app.pause(topic)
+    await app.store.announce(f"worker of {topic}", [topic], now + 600_000, now=now)  # type: ignore[attr-defined]
+    await app.history.flush()
+
+
 def test_bars() -> None:
     assert bars([]) == bars([0] * 60) == ""
     assert bars([0] * 58 + [1, 1_000]) == "M232 40v-1h3v1zM236 40v-40h3v40z"
