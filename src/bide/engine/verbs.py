@@ -159,7 +159,7 @@ class ClientVerbs:
         """
         if unknown:
             refuse_unknown(unknown, sorted(TaskOptions.__annotations__), "an option of app.schedule")
-        check_topic(topic)
+        topic = check_topic(topic)
         if not isinstance(payload, bytes):  # bytes are taken as already encoded
             self._check_payload(topic, payload)
         if at is None and zone is None:
@@ -453,7 +453,8 @@ class ClientVerbs:
         """
         now = self.clock.now()
         wanted = None if edges is None else [due_of(edge, "edges", now=self.clock.now).resolve(now) for edge in edges]
-        found = await self._session.store.tally(wanted, upto=upto, topics=topics)
+        only = None if topics is None else [check_topic(topic, "topics") for topic in topics]
+        found = await self._session.store.tally(wanted, upto=upto, topics=only)
         counts = {of: count for of, count in found.counts.items() if of[0] not in RESERVED_TOPICS}
         forecast = {topic: count for topic, count in found.forecast.items() if topic not in RESERVED_TOPICS}
         return Tally(counts, forecast)
@@ -475,9 +476,8 @@ class ClientVerbs:
 
         Raises PartlyFailed, with the answers so far and the underlying error, if there were answers before an error.
         """
-        check_name("group", group)
-        if topic is not None:
-            check_topic(topic)
+        group = check_name("group", group)
+        topic = None if topic is None else check_topic(topic)
         verbs = self._session.verbs
         answers: list[Answer] = []
         cursor: str | None = None
