@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
-import contextvars
 import functools
 import os
 import threading
@@ -37,7 +36,6 @@ _LOOK = 1.0
 """Seconds after which a waiting call checks that the loop it waits for still runs."""
 _MOMENT = 0.005
 """Seconds after which a call looks again whether the app has opened, or closed, in its loop."""
-_ENDED = "the event loop that was to answer has ended"
 
 
 class _Runs(Protocol[Of_co]):
@@ -143,27 +141,22 @@ def _run_on(
     loop: asyncio.AbstractEventLoop, client: Client, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]]
 ) -> R:
     """Run `verb` on `loop` in a copy of this thread's context, which carries any open transaction. Raises _NotNow."""
-    context = contextvars.copy_context()
 
     async def run() -> R:
         if client.open_in is not loop:
             raise _NotNow
         return await verb(client)
 
-    async def within() -> R:
-        return await loop.create_task(run(), context=context)
-
-    waited = within()
+    waited = run()
     try:
-        answer = asyncio.run_coroutine_threadsafe(waited, loop)
+        answer = asyncio.run_coroutine_threadsafe(waited, loop)  # it copies the context
     except RuntimeError:
         waited.close()
         raise _NotNow from None
-    while not concurrent.futures.wait([answer], _LOOK).done:
-        if not loop.is_running():
-            raise OutcomeUnknown(_ENDED)
-    if answer.cancelled():
-        raise OutcomeUnknown(_ENDED)
+    while not concurrent.futures.wait([answer], _LOOK).done and loop.is_running():
+        pass
+    if not answer.done() or answer.cancelled():
+        raise OutcomeUnknown("the event loop that was to answer has ended")
     return answer.result()
 
 
