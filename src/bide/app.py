@@ -177,7 +177,7 @@ class Bide(Client):
         """
         if callable(topic):
             raise SetupError(f'{topic!r}: write @app.handler("a.topic") above it, with the topic that it handles')
-        names = sys._getframe(1).f_locals
+        topic, names = check_topic(topic), sys._getframe(1).f_locals
         route = self._route_of(topic, concurrency, how, "app.handler")
 
         def register(function: Function[P]) -> Handler[P]:
@@ -195,6 +195,7 @@ class Bide(Client):
     def route(self, topic: str, sink: Sink, *, concurrency: int | None = None, **how: Unpack[RouteOptions]) -> None:
         """Send the deliveries of `topic` to `sink`, an object with `async deliver(task)`. `concurrency` is by default
         that of the sink, if it has one. Options and errors: see `handler`."""
+        topic = check_topic(topic)
         if not callable(getattr(sink, "deliver", None)):
             raise BadInput("sink", sink, "an object with `async deliver(task)`")
         route = self._route_of(topic, concurrency, how, "app.route")
@@ -266,7 +267,6 @@ class Bide(Client):
         """Makes the route of `topic` from its sink and slots; everything else is checked now."""
         known = RouteOptions.__annotations__
         refuse_unknown([name for name in how if name not in known], ["concurrency", *known], f"an option of {by}")
-        check_topic(topic)
         if topic in self.routes:
             raise DuplicateHandler(f"topic {topic!r} has a handler already; give this one another topic")
         retries, limit, losses = policy(how.get("retry")), _limit_of(how.get("timeout")), how.get("losses")
@@ -339,7 +339,7 @@ class Bide(Client):
         The worker that settled the task calls it once, after the death is stored. If that worker dies first, the
         function is not called; `find(state="dead")` still returns the task.
         """
-        check_topic(topic)
+        topic = check_topic(topic)
 
         def register(hook: Callable[[Task[Any]], Any]) -> Callable[[Task[Any]], Any]:
             self._dead_hooks.setdefault(topic, []).append(self._typed(topic, hook))
@@ -369,8 +369,7 @@ class Bide(Client):
         settlement)` is called for each outcome that the store has accepted. `name` is the holder of the leases; the
         default is made of host, process and a random part. Raises BadInput, also for a topic without a handler.
         """
-        if name is not None:
-            check_name("name", name)
+        name = None if name is None else check_name("name", name)
         only = [*self.routes] if topics is None else check_topics(topics)
         for topic in only:
             if topic not in self.routes:

@@ -153,6 +153,27 @@ async def test_a_handler_is_declared_once_and_rightly() -> None:
             Bide(url)
 
 
+async def test_a_kind_of_text_names_a_topic_by_its_plain_text() -> None:
+    class Name(str): ...
+
+    app, topic, got = Bide("memory:"), Name("t"), list[type]()
+
+    @app.handler(topic)
+    async def close(task: Task[int]) -> None:
+        got.append(type(task.topic))
+
+    assert [type(one) for one in app.routes] == [str]
+    async with app, app.worker(topics=[topic]) as worker:
+        await app.pause(topic)
+        for key in "ab":
+            await close.schedule(1, key=key, group=Name("g"), delay="0s", headers={Name("a"): Name("b")})
+        assert len([task async for task in app.find(topic=topic, page=1)]) == 2
+        assert (await app.tally(topics=[topic])).counts["t", State.WAITING] == (2, True)
+        await app.resume(topic)
+        await worker.until_empty()
+    assert got == [str, str]
+
+
 async def test_an_app_that_is_not_open_says_so() -> None:
     app = Bide("memory:")
     with pytest.raises(NotOpen, match="async with app") as caught:

@@ -56,7 +56,8 @@ def encode_options(
     for name, value in headers.items():
         if not name or not _is_printable(name) or not _is_printable(value):
             raise BadInput("headers", {name: value}, "printable text for both name and value")
-    encoded = _encoder.encode(Options(retry=retry, headers=dict(headers)))
+    plain = {str.__str__(name): str.__str__(value) for name, value in headers.items()}
+    encoded = _encoder.encode(Options(retry=retry, headers=plain))
     if len(encoded) > LONGEST_HEADERS:
         field = "headers" if headers else "retry"
         raise BadInput(field, f"{len(encoded)} bytes", f"at most {LONGEST_HEADERS} bytes in all")

@@ -55,7 +55,7 @@ class Pauses:
 
     async def pause(self, topic: Topic, *, who: str | None = None) -> bool:
         """Pause `topic`; False if it was already paused. Durable once answered. Raises BadInput, StoreError."""
-        check_topic(topic)
+        topic = check_topic(topic)
         if self._remote is not None:
             return await self._remote.pause(topic, who)
         pause = Pause(topic=topic, since=self._clock.now(), who=who)
@@ -63,7 +63,7 @@ class Pauses:
 
     async def resume(self, topic: Topic, *, who: str | None = None) -> bool:
         """Resume `topic`; False if it was not paused. Durable once answered. Raises BadInput, StoreError."""
-        check_topic(topic)
+        topic = check_topic(topic)
         if self._remote is not None:
             return await self._remote.resume(topic, who)
         return await self._kept.remove(_name(topic))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
-import contextvars
 import functools
 import os
 import threading
@@ -37,7 +36,6 @@ _LOOK = 1.0
 """Seconds after which a waiting call checks that the loop it waits for still runs."""
 _MOMENT = 0.005
 """Seconds after which a call looks again whether the app has opened, or closed, in its loop."""
-_ENDED = "the event loop that was to answer has ended"
 
 
 class _Runs(Protocol[Of_co]):
@@ -143,27 +141,22 @@ def _run_on(
     loop: asyncio.AbstractEventLoop, client: Client, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]]
 ) -> R:
     """Run `verb` on `loop` in a copy of this thread's context, which carries any open transaction. Raises _NotNow."""
-    context = contextvars.copy_context()
 
     async def run() -> R:
         if client.open_in is not loop:
             raise _NotNow
         return await verb(client)
 
-    async def within() -> R:
-        return await loop.create_task(run(), context=context)
-
-    waited = within()
+    waited = run()
     try:
-        answer = asyncio.run_coroutine_threadsafe(waited, loop)
+        answer = asyncio.run_coroutine_threadsafe(waited, loop)  # it copies the context
     except RuntimeError:
         waited.close()
         raise _NotNow from None
-    while not concurrent.futures.wait([answer], _LOOK).done:
-        if not loop.is_running():
-            raise OutcomeUnknown(_ENDED)
-    if answer.cancelled():
-        raise OutcomeUnknown(_ENDED)
+    while not concurrent.futures.wait([answer], _LOOK).done and loop.is_running():
+        pass
+    if not answer.done() or answer.cancelled():
+        raise OutcomeUnknown("the event loop that was to answer has ended")
     return answer.result()
 
 
@@ -176,9 +169,6 @@ class _LoopThread:
         self._calls = 0
         self._closing = False
         self._client: Client | None = None
-        self._runner: asyncio.Runner
-        self._loop: asyncio.AbstractEventLoop
-        self._thread: threading.Thread
 
     @contextmanager
     def call(self, own: Client, clone: Callable[[], Client]) -> Iterator[tuple[Client, asyncio.AbstractEventLoop]]:
@@ -266,9 +256,17 @@ class SyncClient(SyncVerbs):
 
     def _called(self, work: Callable[[Client, asyncio.AbstractEventLoop], R]) -> R:
         """Do `work` with the client to call and its loop, once the app has opened or closed if it is about to."""
+        if running_loop() is not None:
+            raise SetupError("app.sync would block the event loop that runs here; await the verb instead")
         while True:
-            with suppress(_NotNow), self._call() as (client, loop):
-                return work(client, loop)
+            own_loop = self._own.open_in
+            with suppress(_NotNow):
+                if own_loop is not None and own_loop.is_running():
+                    return work(self._own, own_loop)
+                thread = self._threads.get(os.getpid()) or self._threads.setdefault(os.getpid(), _LoopThread())
+                with thread.call(self._own, self._clone) as (client, loop):
+                    client.config, client.carrier = self._own.config, self._own.carrier  # a later handler changed them
+                    return work(client, loop)
             time.sleep(_MOMENT)
 
     def using(self, connection: object) -> SyncJoinedClient:
@@ -292,20 +290,6 @@ class SyncClient(SyncVerbs):
         """Close the background store before the app opens the same one, which may be an object, in its own loop."""
         if os.getpid() in self._threads:
             await asyncio.to_thread(self.close)
-
-    @contextmanager
-    def _call(self) -> Iterator[tuple[Client, asyncio.AbstractEventLoop]]:
-        """The client to call and its loop, for the duration of a call."""
-        if running_loop() is not None:
-            raise SetupError("app.sync would block the event loop that runs here; await the verb instead")
-        own_loop = self._own.open_in
-        if own_loop is not None and own_loop.is_running():
-            yield self._own, own_loop
-            return
-        thread = self._threads.get(os.getpid()) or self._threads.setdefault(os.getpid(), _LoopThread())
-        with thread.call(self._own, self._clone) as (client, loop):
-            client.config, client.carrier = self._own.config, self._own.carrier  # a later handler has changed them
-            yield client, loop
 
 
 class SyncJoinedClient(SyncVerbs):

@@ -159,7 +159,7 @@ class ClientVerbs:
         """
         if unknown:
             refuse_unknown(unknown, sorted(TaskOptions.__annotations__), "an option of app.schedule")
-        check_topic(topic)
+        topic = check_topic(topic)
         if not isinstance(payload, bytes):  # bytes are taken as already encoded
             self._check_payload(topic, payload)
         if at is None and zone is None:
@@ -329,19 +329,13 @@ class ClientVerbs:
         so far if the store fails midway.
         """
         delta = duration(by, field="by", negative=True)
-
-        def move(record: Record) -> Change:
-            return new_shift(record, delta, deadlines=deadlines, if_token=record.token)
-
-        return await self._over_group(group, topic, move)
+        return await self._over_group(
+            group, topic, lambda one: new_shift(one, delta, deadlines=deadlines, if_token=one.token)
+        )
 
     async def cancel_group(self, group: str, *, topic: str | None = None) -> list[Answer]:
         """Cancel every live task of `group` (in `topic` only, if given); otherwise like `shift`."""
-
-        def cancel(record: Record) -> Change:
-            return self._cancel(record.topic, record.key, record.token)
-
-        return await self._over_group(group, topic, cancel)
+        return await self._over_group(group, topic, lambda one: self._cancel(one.topic, one.key, one.token))
 
     # --- pauses
 
@@ -382,9 +376,9 @@ class ClientVerbs:
         return Pauses(session.store, self.clock, session.joined())
 
     def _actor_or(self, who: str | None) -> str | None:
-        caller = current_caller()
         if who is not None:
             return check_name("who", who)
+        caller = current_caller()
         return self.actor if caller is None else caller.who
 
     async def _reread_pauses(self) -> None:
@@ -479,9 +473,8 @@ class ClientVerbs:
 
         Raises PartlyFailed, with the answers so far and the underlying error, if there were answers before an error.
         """
-        check_name("group", group)
-        if topic is not None:
-            check_topic(topic)
+        group = check_name("group", group)
+        topic = None if topic is None else check_topic(topic)
         verbs = self._session.verbs
         answers: list[Answer] = []
         cursor: str | None = None
@@ -648,9 +641,7 @@ def new_cancel(topic: str, key: str, *, if_token: Token | None, config: EngineCo
 
 def new_shift(record: Record, by: Millis, *, deadlines: bool, if_token: Token) -> Move:
     """Move a waiting task by a length from its due time; with `deadlines` its deadline moves too."""
-    deadline = None
-    if deadlines and record.deadline is not None:
-        deadline = shifted(record.deadline, by)
+    deadline = shifted(record.deadline, by) if deadlines and record.deadline is not None else None
     return Move(record.topic, record.key, At(shifted(record.due_at, by)), if_token, deadline, "shift")
 
 

@@ -54,11 +54,10 @@ class Reader(ShardCaller):
     async def ask(self, asked: Sequence[tuple[int | None, Command]]) -> list[Any]:
         """The replies to each (shard, command), in order. Raises StoreUnavailable if one cannot be obtained."""
         replies = await self._together(asked)
-        left = [place for place, one in enumerate(replies) if isinstance(one, Exception)]
-        if left:
-            first, *others = left
-            replies[first] = await self._reply(*asked[first], replies[first], reads=True)
-            # once the first problem is over, most of the others are
+        failed = [place for place, one in enumerate(replies) if isinstance(one, Exception)]
+        for place in failed[:1]:
+            replies[place] = await self._reply(*asked[place], replies[place], reads=True)
+        if others := failed[1:]:  # once the first problem is over, most of the others are
             for place, reply in zip(others, await self._together([asked[place] for place in others]), strict=True):
                 replies[place] = await self._reply(*asked[place], reply, reads=True)
         return replies
