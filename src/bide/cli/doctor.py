@@ -27,7 +27,7 @@ from bide.core.instants import Millis, as_datetime
 from bide.core.names import new_id
 from bide.core.records import State
 from bide.insight.overview import oldest_due
-from bide.ports import HasSchema
+from bide.ports import Store
 from bide.settings import describe
 from bide.wiring import check_there, store_maker
 
@@ -213,22 +213,26 @@ def migrate(context: Context, check: bool, as_sql: bool) -> Exit:
     """Create or upgrade the schema in a database. Any number of processes may do so at once.
 
     A migration is compatible with older versions, which may go on meanwhile. It needs more privileges than the rest of
-    bide: docs/sql.md lists them. A SQLite file and Redis need no migration.
+    bide: docs/sql.md lists them. A SQLite file and Redis are migrated whenever they are opened.
     """
     if check and as_sql:
         raise BadInput("--check", "together with --print", "one of the two")
     settings = context.settings()
-    schema = store_maker(settings.store, settings)().features.schema
-    return asyncio.run(_migrate(context, schema, check=check, as_sql=as_sql))
+    return asyncio.run(_migrate(context, store_maker(settings.store, settings)(), check=check, as_sql=as_sql))
 
 
-async def _migrate(context: Context, schema: HasSchema | None, *, check: bool, as_sql: bool) -> Exit:
-    where = context.shown_store
+async def _migrate(context: Context, store: Store, *, check: bool, as_sql: bool) -> Exit:
+    where, schema = context.shown_store, store.features.schema
     missing = None if schema is None else await schema.plan()
     if schema is None or missing is None:
+        done = "nothing to do"
+        if not check and not as_sql:
+            await store.open()
+            await store.close()
+            done = "done"
         context.say(
             {"store": where, "before": None, "found": None, "wanted": None, "up_to_date": True},
-            f"{'-- ' if as_sql else ''}{where}: creates and upgrades its schema when it is opened; nothing to do",
+            f"{'-- ' if as_sql else ''}{where}: creates and upgrades its schema when it is opened; {done}",
         )
         return Exit.DONE
     if as_sql:
