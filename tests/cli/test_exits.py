@@ -319,14 +319,7 @@ def test_what_cannot_be_is_refused(line: CommandLine, url: str, postgres_url: st
 def test_doctor_says_what_the_database_is_like(line: CommandLine, url: str) -> None:
     line.run("migrate", "--store", url)
     found = {note["what"]: note["level"] for note in line.json("doctor", "--store", url, code=Exit.NOT_DONE)}
-    for part in (
-        "PostgreSQL 1",
-        "schema version 1",
-        "LISTEN works",
-        "dead ones",
-        "transaction",
-        "clock and the store's agree",
-    ):
+    for part in ("PostgreSQL 1", "schema version 1", "LISTEN works", "dead ones", "transaction", "clock and the"):
         assert any(part in what for what in found), part
     # the tests' server does not wait for the disk
     assert found["fsync is off: a power cut may destroy the database"] == "error"

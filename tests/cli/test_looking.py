@@ -68,6 +68,14 @@ def test_ls(line: CommandLine) -> None:
     assert "no task is dead" in line.run("ls", "--state", "dead").stdout
 
 
+def test_in_eighty_columns_names_are_folded_and_no_date_is(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    line.run("schedule", "order.close", "--delay", "15m", "--group", "user-7")
+    monkeypatch.setattr("bide.cli.tables.console", lambda: Console(width=80))
+    shown = line.run("ls").stdout
+    assert len(re.findall(r"\d{4}-\d\d-\d\d +\n", shown)) == 1
+    assert max(map(cell_len, shown.splitlines())) == 80
+
+
 def test_a_long_list_is_one_table_printed_page_by_page(line: CommandLine) -> None:
     given = "".join(json.dumps({"key": f"{number:04}", "delay": "1h"}) + "\n" for number in range(1_100))
     line.run("schedule", "t", "--many", "-", given=given)

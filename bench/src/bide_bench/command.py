@@ -30,7 +30,7 @@ WORKLOADS: Mapping[str, Callable[[Plan, Limit], Coroutine[Any, Any, Report]]] = 
 
 
 @click.command(name="bench")
-@click.argument("store", metavar="STORE_URL", default="sqlite:")
+@click.argument("store", metavar="[STORE_URL]", default="sqlite:")
 @click.option(
     "--workload", type=click.Choice([*WORKLOADS, "all"]), default="all", show_default=True,
     help="What to measure; all except churn, one after another, take about eight minutes.",
@@ -60,10 +60,10 @@ WORKLOADS: Mapping[str, Callable[[Plan, Limit], Coroutine[Any, Any, Report]]] = 
 def bench(store: str, workload: str, as_json: bool, **options: Any) -> None:
     """Measure this machine, with bide's shipped defaults.
 
-    STORE_URL is `memory:`, `sqlite:` (a file of its own in the temporary directory), `sqlite:///path`, one of Redis
-    (`redis://`, `rediss://`, `unix://`, `redis+cluster://`, `redis+sentinel://`), with a namespace of its own unless
-    the URL names one, or `postgresql://` or `mysql://`, with a schema of its own, dropped at the end, unless the URL
-    names one (`?schema=`). In an existing store only the topics "bench.*" are touched, and emptied.
+    STORE_URL is `memory:`, `sqlite:` (the default: a file of its own in the temporary directory), `sqlite:///path`, one
+    of Redis (`redis://`, `rediss://`, `unix://`, `redis+cluster://`, `redis+sentinel://`), with a namespace of its own
+    unless the URL names one, or `postgresql://` or `mysql://`, with a schema of its own, dropped at the end, unless the
+    URL names one (`?schema=`). In an existing store only the topics "bench.*" are touched, and emptied.
     Each run counts the tasks that were lost, delivered twice or early, and exits with 1 if there are any.
     Run one benchmark at a time, on a quiet machine, against a server that does nothing else.
     """

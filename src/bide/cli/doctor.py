@@ -9,7 +9,6 @@ import asyncio
 import importlib.util
 import os
 import platform
-import sys
 import time
 from collections.abc import Iterator
 from enum import StrEnum
@@ -89,11 +88,8 @@ def doctor(context: Context) -> Exit:
 def check_environment() -> Iterator[Note]:
     """Check Python, the clock and the environment, without a store."""
     python = platform.python_version()
-    if sys.version_info < (3, 11):  # noqa: UP036 - pip's check can be overridden
-        yield Note(Level.ERROR, f"Python {python}", "bide needs 3.11 or newer")
-    else:
-        fast = "" if importlib.util.find_spec("uvloop") is None else ", uvloop installed (bide work --uvloop)"
-        yield Note(Level.OK, f"bide {__version__}, Python {python} on {platform.system()} {platform.machine()}{fast}")
+    fast = "" if importlib.util.find_spec("uvloop") is None else ", uvloop installed (bide work --uvloop)"
+    yield Note(Level.OK, f"bide {__version__}, Python {python} on {platform.system()} {platform.machine()}{fast}")
     yield _clock()
     given = {one.variable for one in describe()} | {one.file_variable for one in describe() if one.file_variable}
     names = sorted(name for name in os.environ if name in given)

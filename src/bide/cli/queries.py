@@ -59,6 +59,9 @@ def ls(
         raise BadInput("--before", before, f"--state {_LIVE}, waiting or leased with it: finished tasks do not wake")
     most = _MOST if everything else limit
 
+    if not context.json:
+        from bide.cli.tables import print_tasks  # rich, which --json does not need
+
     async def work(app: Bide) -> Exit:
         found: list[Record] = []
         widths: Sequence[int] = ()
@@ -73,32 +76,25 @@ def ls(
         )
         number = 0
         async for task in tasks:
-            if number == most:
-                more = True
+            if more := number == most:
                 break
             number += 1
             if context.json:
                 print_json(task_shape(task.record))
                 continue
             if len(found) == _PAGE:
-                widths = _print_page(found, widths, whole=False)
+                widths = print_tasks(found, widths, whole=False)
                 found.clear()
             found.append(task.record)
         if not context.json:
             if found:
-                _print_page(found, widths, whole=not widths)
+                print_tasks(found, widths, whole=not widths)
             await _print_hints(app, context, topic, state, group, nothing=not number)
         if more:
             click.echo(f"the first {most:,} are shown; --limit or --all shows more", err=True)
         return Exit.DONE
 
     return context.open(work)
-
-
-def _print_page(records: Sequence[Record], widths: Sequence[int], *, whole: bool) -> Sequence[int]:
-    from bide.cli.tables import print_tasks  # rich, which --json does not need
-
-    return print_tasks(records, widths, whole=whole)
 
 
 async def _print_hints(

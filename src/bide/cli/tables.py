@@ -55,8 +55,7 @@ _HEADS = ("topic", "key", "group", "state", "when", "local time", "attempt", "la
 _RARE = frozenset({"group", "last error"})
 """Columns that the table of a whole list omits if they are empty."""
 _SHORT = ("state", "when", "local time", "attempt")
-_NARROWEST = 72
-"""The width of a terminal below which these columns are folded as well."""
+"""Columns that are not folded, unless the terminal is much narrower than usual."""
 
 
 def print_tasks(records: Sequence[Record], widths: Sequence[int] = (), *, whole: bool) -> Sequence[int]:
@@ -71,7 +70,7 @@ def print_tasks(records: Sequence[Record], widths: Sequence[int] = (), *, whole:
     for column, n in zip(table.columns, shown, strict=True):
         column.min_width = None if whole else widths[n]
     printer = console()
-    if _NARROWEST <= printer.width < sum(widths[n] + 3 for n in shown):  # only names are folded
+    if 72 <= printer.width < sum(widths[n] + 3 for n in shown):
         for column in table.columns:
             column.no_wrap = column.header in _SHORT
         for row in rows:

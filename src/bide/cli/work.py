@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 
@@ -66,7 +66,7 @@ def work(
     level = "ERROR" if quiet else log_level.upper()
     logging.basicConfig(handlers=[handler], level=level)  # does nothing where the app's module has set up logging
     if processes > 1:
-        return Supervisor(sys.argv, processes, os.environ).run()
+        return Supervisor(sys.argv, processes).run()
     shutdown = Shutdown(only_drains=supervised is not None)
     pipe = None if supervised is None else _supervisor_pipe(shutdown)
     app = load_app(application)
@@ -175,9 +175,8 @@ class Supervisor:
     work, it starts the others.
     """
 
-    def __init__(self, command: Sequence[str], processes: int, environ: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], processes: int) -> None:
         self._command = [sys.executable, "-m", "bide", *command[1:], "--processes", "1", "--supervised"]
-        self._environ = {**environ}
         self._children = [_Child() for _ in range(processes)]
         self._signals: list[int] = []
         self._ready = False
@@ -269,9 +268,8 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         with theirs:
             try:
-                child.process = subprocess.Popen(
-                    [*self._command, str(shown)], env=self._environ, stdin=theirs.fileno(), start_new_session=True
-                )
+                command = [*self._command, str(shown)]
+                child.process = subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True)
             except OSError as error:  # out of memory, or at the limit of processes
                 child.close()
                 self._back_off(child, f"no process could be started ({error})")
