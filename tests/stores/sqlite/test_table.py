@@ -15,6 +15,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from tests.stores.sqlite.conftest import opened
 from tests.waiting import block, until
 
 from bide import Bide, Row, Sql, StoreUnavailable, TableSource
@@ -210,14 +211,12 @@ async def test_an_idle_watcher_waits_for_the_kernel_alone(
         return wait(signal, timeout)
 
     monkeypatch.setattr(Inotify, "wait", note)
-    store = SqliteStore(path, watch="inotify")
-    await store.open()
-    listening = await store.listen(["t"], lambda topic, wake: None)
-    for number in range(commits):
-        await put_one(store, new(f"{number}", due=In(SECOND)))
-    await until(lambda: waits[-1:] == [None], "a wait without an end")
-    await listening.close()
-    await store.close()
+    async with opened(path, watch="inotify") as store:
+        listening = await store.listen(["t"], lambda topic, wake: None)
+        for number in range(commits):
+            await put_one(store, new(f"{number}", due=In(SECOND)))
+        await until(lambda: waits[-1:] == [None], "a wait without an end")
+        await listening.close()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -314,19 +313,17 @@ async def test_a_watcher_that_is_just_waking_up_can_be_stopped(
     path: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lets go of the descriptors when it knows of the end: not while somebody still writes to them to tell it so."""
-    store = SqliteStore(path, watch=way)
-    await store.open()
-    listening = await store.listen(["t"], lambda topic, wake: None)
-    signal = signal_of(f"{path}-wal", way)
-    kind, stop = type(signal), type(signal).stop
-    signal.close()
+    async with opened(path, watch=way) as store:
+        listening = await store.listen(["t"], lambda topic, wake: None)
+        signal = signal_of(f"{path}-wal", way)
+        kind, stop = type(signal), type(signal).stop
+        signal.close()
 
-    def slow_stop(signal: Any) -> None:
-        with contextlib.closing(sqlite3.connect(path)) as other, other:
-            other.execute("UPDATE bide_token SET last = last + 1")
-        block(0.1, why="the thread gets to know of the end meanwhile")
-        stop(signal)
+        def slow_stop(signal: Any) -> None:
+            with contextlib.closing(sqlite3.connect(path)) as other, other:
+                other.execute("UPDATE bide_token SET last = last + 1")
+            block(0.1, why="the thread gets to know of the end meanwhile")
+            stop(signal)
 
-    monkeypatch.setattr(kind, "stop", slow_stop)
-    await listening.close()
-    await store.close()
+        monkeypatch.setattr(kind, "stop", slow_stop)
+        await listening.close()
