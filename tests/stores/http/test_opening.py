@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -96,24 +97,18 @@ async def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
         await HttpStore(f"http://{HOST}:1").open()
 
 
+def welcome(**said: Any) -> Response:
+    return Response(remote.encode(remote.Welcome(**said)), media_type=remote.CONTENT_TYPE)
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
         (Response(b"<html>", media_type="text/html"), "not bide's service"),
         (Response(b"nothing", 404), "404"),
         (RedirectResponse("https://elsewhere.example"), "leads elsewhere"),
-        (
-            Response(
-                remote.encode(remote.Welcome(service="cake", wire=1, session="x")), media_type=remote.CONTENT_TYPE
-            ),
-            "cake",
-        ),
-        (
-            Response(
-                remote.encode(remote.Welcome(service="bide", wire=2, version="9.0.0")), media_type=remote.CONTENT_TYPE
-            ),
-            "9.0.0 speaks version 2",
-        ),
+        (welcome(service="cake", wire=1, session="x"), "cake"),
+        (welcome(service="bide", wire=2, version="9.0.0"), "9.0.0 speaks version 2"),
         (Response(b"\xc1", media_type=remote.CONTENT_TYPE), "cannot be read"),
     ],
     ids=["a page", "another path", "a redirect", "another service", "a newer wire", "garbage"],
