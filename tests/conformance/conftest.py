@@ -12,9 +12,9 @@ import pytest
 
 pytest.register_assert_rewrite("bide.testing.store_suite", "bide.testing.store_machine")
 
-from bide.testing.store_suite import StoreSuite  # noqa: E402 - once its assertions are rewritten
+from bide.testing.store_suite.base import SuiteBase  # noqa: E402 - once its assertions are rewritten
 
-StoreSuite.races = int(os.environ.get("RACES", "100"))
+SuiteBase.races = int(os.environ.get("RACES", "100"))
 """A tenth of what the suite plays by itself; `make proofs-long` plays all."""
 
 

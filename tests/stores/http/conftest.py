@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from tests.stores.http.serving import HOST, Service, serving
+from tests.stores.http.serving import HOST, Service, connected, serving
 from tests.waiting import PATIENCE
 
 from bide.ports import remote
@@ -41,7 +41,6 @@ async def way(service: Service) -> AsyncIterator[FaultProxy]:
 @pytest_asyncio.fixture
 async def store(way: FaultProxy) -> AsyncIterator[HttpStore]:
     """Open; it goes by the test's clock, and soon asks again."""
-    store = HttpStore(f"http://{HOST}:{way.port}", clock="caller", patience=remote.CALL_LASTS, silence=0.25)
-    await store.open()
-    yield store
-    await store.close()
+    url = f"http://{HOST}:{way.port}"
+    async with connected(url, clock="caller", patience=remote.CALL_LASTS, silence=0.25) as store:
+        yield store

@@ -145,12 +145,17 @@ async def serving(service: Service) -> AsyncIterator[Service]:
 
 
 @asynccontextmanager
+async def connected(url: str, **options: Any) -> AsyncIterator[HttpStore]:
+    store = HttpStore(url, **options)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
 async def opened(service: Service, **options: Any) -> AsyncIterator[HttpStore]:
     """The service while it runs, by way of a store at its URL."""
-    async with serving(service):
-        store = HttpStore(service.url, **options)
-        await store.open()
-        try:
-            yield store
-        finally:
-            await store.close()
+    async with serving(service), connected(service.url, **options) as store:
+        yield store

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -15,7 +16,7 @@ from aiohttp import ClientSession, web
 from msgspec import Raw
 from msgspec.structs import replace
 from starlette.responses import RedirectResponse, Response
-from tests.stores.http.serving import HOST, Service, only, opened, serving
+from tests.stores.http.serving import HOST, Service, connected, only, opened, serving
 from tests.waiting import until
 
 from bide import Bide, SetupError
@@ -96,24 +97,18 @@ async def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
         await HttpStore(f"http://{HOST}:1").open()
 
 
+def welcome(**said: Any) -> Response:
+    return Response(remote.encode(remote.Welcome(**said)), media_type=remote.CONTENT_TYPE)
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
         (Response(b"<html>", media_type="text/html"), "not bide's service"),
         (Response(b"nothing", 404), "404"),
         (RedirectResponse("https://elsewhere.example"), "leads elsewhere"),
-        (
-            Response(
-                remote.encode(remote.Welcome(service="cake", wire=1, session="x")), media_type=remote.CONTENT_TYPE
-            ),
-            "cake",
-        ),
-        (
-            Response(
-                remote.encode(remote.Welcome(service="bide", wire=2, version="9.0.0")), media_type=remote.CONTENT_TYPE
-            ),
-            "9.0.0 speaks version 2",
-        ),
+        (welcome(service="cake", wire=1, session="x"), "cake"),
+        (welcome(service="bide", wire=2, version="9.0.0"), "9.0.0 speaks version 2"),
         (Response(b"\xc1", media_type=remote.CONTENT_TYPE), "cannot be read"),
     ],
     ids=["a page", "another path", "a redirect", "another service", "a newer wire", "garbage"],
@@ -165,9 +160,8 @@ async def test_a_token_is_asked_for_and_a_wrong_one_is_refused() -> None:
         with pytest.raises(SetupError, match="does not accept the token") as refused:
             await HttpStore(service.url, token="bide_wrong").open()
         assert "bide_wrong" not in str(refused.value)
-        store = HttpStore(service.url, token=TOKEN)
-        await store.open()
-        await store.close()
+        async with connected(service.url, token=TOKEN):
+            pass
 
 
 async def test_what_a_token_does_not_allow_is_named_and_others_are_served(memory: MemoryStore) -> None:
@@ -259,10 +253,8 @@ async def test_garbage_is_refused_by_every_operation(body: bytes) -> None:
 
 async def test_a_session_is_its_callers_alone() -> None:
     callers = {"Bearer one": Caller("one"), "Bearer two": Caller("two")}
-    async with serving(Service(MemoryStore, caller_of=lambda header: callers[header or ""])) as service:
-        one, two = HttpStore(service.url, token="one"), HttpStore(service.url, token="two")
-        await one.open()
-        await two.open()
+    service = Service(MemoryStore, caller_of=lambda header: callers[header or ""])
+    async with opened(service, token="one") as one, connected(service.url, token="two") as two:
         assert one._opened is not None
         assert two._opened is not None
         await one.add([new()], now=NOW)
@@ -270,8 +262,6 @@ async def test_a_session_is_its_callers_alone() -> None:
         answered = await service.calls.answer("change", remote.encode(call), callers["Bearer two"])
         assert remote.read_failure(answered.body).kind == remote.SESSION
         assert (await one.get([Ref("t", "k")]))[0] is not None
-        await one.close()
-        await two.close()
 
 
 async def test_a_batch_that_is_too_large_goes_in_parts() -> None:
@@ -354,10 +344,8 @@ async def test_the_log_of_events_is_written_by_workers_alone_and_at_a_rate(memor
         "Bearer w": Caller("w", frozenset({Verb.WORK}), ("t.*",)),
         "Bearer e": Caller("e", frozenset({Verb.EVENTS})),
     }
-    async with serving(Service(lambda: memory, caller_of=lambda header: callers[header or ""])) as service:
-        worker, reader = HttpStore(service.url, token="w"), HttpStore(service.url, token="e")
-        await worker.open()
-        await reader.open()
+    service = Service(lambda: memory, caller_of=lambda header: callers[header or ""])
+    async with opened(service, token="w") as worker, connected(service.url, token="e") as reader:
         forged = Event(at=NOW, topic="t.a", key="k", id="", kind=EventKind.CHANGE, what="cancel: cancelled")
         with pytest.raises(SetupError, match="may not work"):
             await reader.record([replace(forged, kind=EventKind.DEAD)])
@@ -371,8 +359,6 @@ async def test_the_log_of_events_is_written_by_workers_alone_and_at_a_rate(memor
         assert [event.who for event in found if event.kind is EventKind.CHANGE] == ["ann"], "none made or pushed out"
         assert 2_000 <= len(found) < 5_000
         assert NOW not in {event.at for event in found if event.kind is EventKind.RETRY}, "at the service's time"
-        await worker.close()
-        await reader.close()
 
 
 async def test_a_lease_is_bounded_and_held_in_the_name_of_its_caller() -> None:
@@ -477,10 +463,8 @@ async def dealing(request: pytest.FixtureRequest, memory: MemoryStore) -> AsyncI
 
 @pytest_asyncio.fixture
 async def store(dealing: Dealing) -> AsyncIterator[HttpStore]:
-    store = HttpStore(dealing.url, clock="caller", patience=remote.CALL_LASTS)
-    await store.open()
-    yield store
-    await store.close()
+    async with connected(dealing.url, clock="caller", patience=remote.CALL_LASTS) as store:
+        yield store
 
 
 async def test_lone_calls_come_to_the_instance_that_they_began_with(dealing: Dealing, store: HttpStore) -> None:

@@ -144,6 +144,19 @@ async def test_a_client_with_few_rights_is_refused_nothing_that_it_did_not_ask_f
         assert "record" not in service.asked, "the service notes changes itself, and this needs another right"
 
 
+async def test_synchronous_code_has_the_same_verbs() -> None:
+    async with serving(Service(MemoryStore)) as service:
+        app = Bide(service.url)
+
+        def script() -> str:
+            app.sync.schedule("work", key="1", delay="1h")
+            answer = app.sync.cancel("work", "1")
+            app.sync.close()
+            return answer.result
+
+        assert await asyncio.to_thread(script) == "cancelled"
+
+
 async def test_a_single_call_is_folded_with_those_of_other_clients() -> None:
     class Counting(MemoryStore):
         adds = 0

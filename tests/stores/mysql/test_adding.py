@@ -20,6 +20,7 @@ from bide.core.records import Cancel, Filter, Move, NewTask, OnConflict, Page, R
 from bide.stores.mysql import MySqlStore, operations, queries
 from bide.stores.mysql.connection import Connection, Rows, address_of, connect
 from bide.stores.mysql.lease_batches import BatchKey, LeaseBatch, LeasedRows
+from bide.stores.sql import leasing
 from bide.stores.sql.leasing import POLL
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.base import (
@@ -158,7 +159,10 @@ async def test_one_instant_is_leased_part_by_part(url: str, open_store: OpensSto
     assert (await lease(store, 100)).tasks == []
 
 
-async def test_a_worker_polls_by_one_packet_that_only_reads(url: str, open_store: OpensStore) -> None:
+async def test_a_worker_polls_by_one_packet_that_only_reads(
+    url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leasing, "THOROUGH_EVERY", 600.0)
     store = await open_store(url, clock="server")
     await put(store, new(due=In(HOUR)))
     await lease(store)

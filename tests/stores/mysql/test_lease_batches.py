@@ -71,6 +71,12 @@ async def test_a_batch_is_there_as_long_as_one_of_its_tasks_is_leased(url: str, 
     assert await noted(url) == []
 
 
+async def test_a_batch_ends_also_with_an_outcome_that_has_to_be_decided(url: str, store: Any) -> None:
+    tasks = await five(store)
+    assert await settle_all(store, [retry(task, At(NOW + HOUR)) for task in tasks]) == [True] * 5
+    assert await noted(url) == []
+
+
 async def test_what_is_lost_is_found_by_its_file(url: str, open_store: OpensStore) -> None:
     store, other = await open_store(url), await open_store(url)
     tasks = await five(store)
@@ -170,6 +176,18 @@ async def test_more_tasks_than_one_batch_takes(
     page = await store.find(Filter(topic="t", state=State.LEASED), Page(limit=9))
     assert keys(page.tasks) == list("01234")
     assert sorted(keys((await lease(store, 9, now=NOW + HOUR)).tasks)) == list("01234")
+
+
+async def test_several_topics_are_in_batches_apart(url: str, store: Any) -> None:
+    await put(store, *[new(str(number), topic=f"t{number % 2}") for number in range(6)])
+    leased = await store.lease({"t0": 9, "t1": 2}, now=NOW, until=NOW + MINUTE, holder="w")
+    assert sorted(keys(leased.tasks)) == list("01234")
+    assert sorted(count for _, count in await noted(url)) == [2, 3]
+    ours = [task for task in leased.tasks if task.topic == "t1"]
+    assert await settle_all(store, [done(task) for task in ours]) == [True, True]
+    assert await noted(url) == [(NOW + MINUTE, 3)]
+    lost = await store.lease({"t0": 9, "t1": 9}, now=NOW + MINUTE, until=NOW + HOUR, holder="w")
+    assert sorted(keys(lost.tasks)) == ["0", "2", "4", "5"]
 
 
 async def test_a_settlement_that_is_undone_leaves_the_file(database: MySql, url: str, open_store: OpensStore) -> None:

@@ -58,6 +58,8 @@ from bide.testing.store_suite.base import (
     new,
     put,
     retry,
+    settle,
+    take,
 )
 from bide_proofs.servers.redis import Reply
 
@@ -530,6 +532,24 @@ async def test_a_client_of_another_layout_is_refused(
     server.ask("HSET", "{ns}:layout", "version", version)
     with pytest.raises(StoreMismatch, match=advice):
         await open_store(server.url, namespace="ns")
+
+
+async def test_two_namespaces_share_nothing(redis_url: str, redis_namespace: str, open_store: OpensStore) -> None:
+    """Not even where one's name begins like the other's."""
+    one = await open_store(redis_url, namespace=redis_namespace)
+    other = await open_store(redis_url, namespace=f"{redis_namespace}.1")
+    heard: list[str] = []
+    await other.listen(["t"], lambda topic, wake: heard.append(topic))
+    await put(one, new(group="g", due=In(0)))
+    await one.announce("w", ["t"], until=10**15, now=0)
+    assert (await lease(other, 1)).tasks == []
+    assert await listed(other, Filter(group="g")) == []
+    assert (await other.tally()).number() == 0
+    assert await other.announce("v", ["t"], until=10**15, now=0) == {"v": ["t"]}
+    held = await take(one)
+    assert not await settle(other, done(held))
+    assert await settle(one, done(held))
+    assert heard == []
 
 
 async def test_twenty_clients_open_a_new_namespace_at_once(redis_url: str, redis_namespace: str) -> None:

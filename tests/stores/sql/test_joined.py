@@ -150,7 +150,7 @@ MOVING = {"timestamp", "last_insert_id", "identity", "insert_id", "in_transactio
 """Variables of MySQL that change by themselves; and those of GTIDs and of random numbers."""
 
 
-@of_each_kind
+@of_each_driver
 async def test_the_connection_is_left_as_it_was(shop: Shop, caller: Caller) -> None:
     settings = SETTINGS[shop.database.name]
     before = sorted(map(tuple, await caller.execute(settings)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -25,9 +27,15 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection.patiently, "__kwdefaults__", {"patience": PATIENCE})
 
 
+@asynccontextmanager
+async def opened(path: str, **options: Any) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path, **options)
+    await store.open()
+    yield store
+    await store.close()
+
+
 @pytest_asyncio.fixture
 async def store(path: str) -> AsyncIterator[SqliteStore]:
-    opened = SqliteStore(path)
-    await opened.open()
-    yield opened
-    await opened.close()
+    async with opened(path) as store:
+        yield store

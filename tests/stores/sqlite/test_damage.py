@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.stores.sqlite.conftest import opened
 from tests.waiting import PATIENCE, block, until
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreError, StoreFull, StoreMismatch, StoreUnavailable
@@ -244,23 +245,21 @@ async def test_when_the_file_may_not_grow_new_work_is_refused_whole_and_the_old_
 async def test_below_the_reserve_new_work_is_refused_and_the_old_still_drains(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = SqliteStore(path, disk_reserve=1_000_000)
-    await store.open()
-    await put_one(store)
-    monkeypatch.setattr(connection, "free_bytes", lambda folder: 1_000_000)
-    monkeypatch.setattr(connection, "_EVERY", 0.0)
-    store._open().reserve._check_at = 0.0
-    with pytest.raises(StoreFull, match="1000000 bytes free"):  # and the WAL needs room too
-        await store.add([new("more")], now=NOW)
-    with pytest.raises(StoreFull):
-        async with store.transaction() as joined:
-            await joined.add([new("more")], now=NOW)
-    assert await settle(store, done(await take(store)))
-    monkeypatch.setattr(connection, "free_bytes", lambda folder: 10_000_000)
-    await put_one(store, new("more"))
-    with pytest.raises(StoreFull):
-        await store.add([new("as large as the disk", payload=bytes(5_000_000))], now=NOW)
-    await store.close()
+    async with opened(path, disk_reserve=1_000_000) as store:
+        await put_one(store)
+        monkeypatch.setattr(connection, "free_bytes", lambda folder: 1_000_000)
+        monkeypatch.setattr(connection, "_EVERY", 0.0)
+        store._open().reserve._check_at = 0.0
+        with pytest.raises(StoreFull, match="1000000 bytes free"):  # and the WAL needs room too
+            await store.add([new("more")], now=NOW)
+        with pytest.raises(StoreFull):
+            async with store.transaction() as joined:
+                await joined.add([new("more")], now=NOW)
+        assert await settle(store, done(await take(store)))
+        monkeypatch.setattr(connection, "free_bytes", lambda folder: 10_000_000)
+        await put_one(store, new("more"))
+        with pytest.raises(StoreFull):
+            await store.add([new("as large as the disk", payload=bytes(5_000_000))], now=NOW)
 
 
 def test_a_look_at_the_disk_that_takes_its_time_misleads_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

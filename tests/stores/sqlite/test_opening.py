@@ -17,6 +17,7 @@ from typing import Any
 
 import apsw
 import pytest
+from tests.stores.sqlite.conftest import opened
 from tests.waiting import PATIENCE, until
 
 from bide import Bide
@@ -208,10 +209,8 @@ asyncio.run(main())
 async def test_processes_that_open_a_new_file_at_once_make_one_schema(path: str) -> None:
     started = [subprocess.Popen([sys.executable, "-c", _OPEN, path, str(number)]) for number in range(3)]
     assert [one.wait() for one in started] == [0] * 3
-    store = SqliteStore(path)
-    await store.open()
-    assert len(await listed(store, Filter())) == 3
-    await store.close()
+    async with opened(path) as store:
+        assert len(await listed(store, Filter())) == 3
 
 
 async def test_a_child_does_not_touch_its_parents_connections(store: SqliteStore) -> None:

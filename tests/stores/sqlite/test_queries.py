@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 from tests.stores.many_topics import asked_of_topics
+from tests.stores.sqlite.conftest import opened
 
 from bide.core.events import Event, EventKind
 from bide.core.records import Count, State
@@ -97,16 +98,14 @@ def event(number: int) -> Event:
 
 @pytest.mark.parametrize("most", [10, 0])
 async def test_the_log_keeps_what_it_is_told_to(path: str, most: int) -> None:
-    store = SqliteStore(path, events_kept=most)
-    await store.open()
-    for number in range(100):
-        await store.record([event(number)])
-    kept = await store.events(limit=1_000)
-    assert [one.key for one in kept] == [str(number) for number in range(99, 99 - most, -1)]
-    lines = store._open().writer._connection.execute("SELECT count(*) FROM bide_event").fetchone()[0]
-    assert lines <= most * 1.1, "the file keeps a tenth more at most"
-    assert await store.events(limit=0) == []
-    await store.close()
+    async with opened(path, events_kept=most) as store:
+        for number in range(100):
+            await store.record([event(number)])
+        kept = await store.events(limit=1_000)
+        assert [one.key for one in kept] == [str(number) for number in range(99, 99 - most, -1)]
+        lines = store._open().writer._connection.execute("SELECT count(*) FROM bide_event").fetchone()[0]
+        assert lines <= most * 1.1, "the file keeps a tenth more at most"
+        assert await store.events(limit=0) == []
 
 
 async def test_what_is_asked_does_not_grow_with_the_topics(store: SqliteStore) -> None:

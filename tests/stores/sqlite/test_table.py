@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import sqlite3
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from tests.stores.sqlite.conftest import opened
 from tests.waiting import block, until
 
 from bide import Bide, Row, Sql, StoreUnavailable, TableSource
@@ -99,9 +99,8 @@ async def test_what_is_no_time_is_never_due_and_holds_up_nobody(
     for place, wrong in enumerate(["", "0000", "soon", "2027", "20270716T115900", "2027-13-01", 12, b"x", None]):
         blog.execute("INSERT INTO posts (id, due) VALUES (?, ?)", (f"wrong {place}", wrong))
     blog.execute("INSERT INTO posts (id, due) VALUES ('right', '2027-07-16T11:59:00')")
-    with caplog.at_level(logging.WARNING, "bide.table"):
-        async with watching(file, ManualClock(NOON), page=1) as loop:
-            assert await loop.run_once() == (1, None)
+    async with watching(file, ManualClock(NOON), page=1) as loop:
+        assert await loop.run_once() == (1, None)
     assert "is not a time in ISO 8601" in caplog.text
     assert blog.execute("SELECT id FROM posts WHERE status = 3").fetchall() == [("right",)]
 
@@ -210,14 +209,12 @@ async def test_an_idle_watcher_waits_for_the_kernel_alone(
         return wait(signal, timeout)
 
     monkeypatch.setattr(Inotify, "wait", note)
-    store = SqliteStore(path, watch="inotify")
-    await store.open()
-    listening = await store.listen(["t"], lambda topic, wake: None)
-    for number in range(commits):
-        await put_one(store, new(f"{number}", due=In(SECOND)))
-    await until(lambda: waits[-1:] == [None], "a wait without an end")
-    await listening.close()
-    await store.close()
+    async with opened(path, watch="inotify") as store:
+        listening = await store.listen(["t"], lambda topic, wake: None)
+        for number in range(commits):
+            await put_one(store, new(f"{number}", due=In(SECOND)))
+        await until(lambda: waits[-1:] == [None], "a wait without an end")
+        await listening.close()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -314,19 +311,17 @@ async def test_a_watcher_that_is_just_waking_up_can_be_stopped(
     path: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lets go of the descriptors when it knows of the end: not while somebody still writes to them to tell it so."""
-    store = SqliteStore(path, watch=way)
-    await store.open()
-    listening = await store.listen(["t"], lambda topic, wake: None)
-    signal = signal_of(f"{path}-wal", way)
-    kind, stop = type(signal), type(signal).stop
-    signal.close()
+    async with opened(path, watch=way) as store:
+        listening = await store.listen(["t"], lambda topic, wake: None)
+        signal = signal_of(f"{path}-wal", way)
+        kind, stop = type(signal), type(signal).stop
+        signal.close()
 
-    def slow_stop(signal: Any) -> None:
-        with contextlib.closing(sqlite3.connect(path)) as other, other:
-            other.execute("UPDATE bide_token SET last = last + 1")
-        block(0.1, why="the thread gets to know of the end meanwhile")
-        stop(signal)
+        def slow_stop(signal: Any) -> None:
+            with contextlib.closing(sqlite3.connect(path)) as other, other:
+                other.execute("UPDATE bide_token SET last = last + 1")
+            block(0.1, why="the thread gets to know of the end meanwhile")
+            stop(signal)
 
-    monkeypatch.setattr(kind, "stop", slow_stop)
-    await listening.close()
-    await store.close()
+        monkeypatch.setattr(kind, "stop", slow_stop)
+        await listening.close()

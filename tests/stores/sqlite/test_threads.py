@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tests.stores.sqlite.conftest import opened
 
 from bide.core.errors import BadInput, PartlyFailed, StoreUnavailable
 from bide.core.instants import At, In
@@ -45,10 +46,8 @@ def points() -> list[str]:
 
 @pytest_asyncio.fixture
 async def store(path: str, points: list[str]) -> AsyncIterator[SqliteStore]:
-    opened = SqliteStore(path, fault=points.append)
-    await opened.open()
-    yield opened
-    await opened.close()
+    async with opened(path, fault=points.append) as store:
+        yield store
 
 
 async def together(store: SqliteStore, *calls: Coroutine[Any, Any, Any]) -> list[Any]:
@@ -136,11 +135,9 @@ async def test_a_group_with_a_new_task_among_leases_waits_for_the_disk(store: Sq
 
 
 async def test_normal_is_normal(path: str) -> None:
-    store = SqliteStore(path, synchronous="normal")
-    await store.open()
-    await put_one(store)
-    assert durability(store) == NORMAL
-    await store.close()
+    async with opened(path, synchronous="normal") as store:
+        await put_one(store)
+        assert durability(store) == NORMAL
 
 
 async def test_a_large_call_is_cut_into_transactions_and_says_how_far_it_came(
@@ -158,13 +155,11 @@ async def test_a_large_call_is_cut_into_transactions_and_says_how_far_it_came(
             raise StoreUnavailable("gone")
 
     await store.close()
-    store = SqliteStore(path, fault=fault)
-    await store.open()
-    with pytest.raises(PartlyFailed) as failed:
-        await store.add(tasks, now=NOW)
-    undone = [isinstance(one, StoreUnavailable) for one in failed.value.answers]
-    assert undone == [False] * AT_ONCE + [True] * (AT_ONCE + 1)
-    await store.close()
+    async with opened(path, fault=fault) as store:
+        with pytest.raises(PartlyFailed) as failed:
+            await store.add(tasks, now=NOW)
+        undone = [isinstance(one, StoreUnavailable) for one in failed.value.answers]
+        assert undone == [False] * AT_ONCE + [True] * (AT_ONCE + 1)
 
 
 async def test_the_garbage_collector_visits_a_large_call_before_it_locks_the_file(path: str) -> None:
@@ -175,17 +170,15 @@ async def test_the_garbage_collector_visits_a_large_call_before_it_locks_the_fil
         if point == "add:begun":
             young.append(any(one is tasks for one in gc.get_objects(generation=0)))
 
-    store = SqliteStore(path, fault=fault)
-    await store.open()
-    gc.disable()
-    try:
-        tasks = list(tasks)
-        assert any(one is tasks for one in gc.get_objects(generation=0))
-        await store.add(tasks, now=NOW)
-    finally:
-        gc.enable()
-    assert young == [False, False]
-    await store.close()
+    async with opened(path, fault=fault) as store:
+        gc.disable()
+        try:
+            tasks = list(tasks)
+            assert any(one is tasks for one in gc.get_objects(generation=0))
+            await store.add(tasks, now=NOW)
+        finally:
+            gc.enable()
+        assert young == [False, False]
 
 
 async def test_a_large_call_pauses_again_if_a_checkpoint_took_the_pause(
