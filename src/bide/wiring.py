@@ -222,7 +222,7 @@ def check_there(url: str) -> None:
     if _parts(url, "store", _ACCEPTED).scheme == "sqlite" and not os.path.exists(path := _path_of(url, "store")):
         raise StoreUnavailable(
             f"{os.path.abspath(path)}: there is no such file; `bide schedule`, `recurring add`, `pause`, `token add`, "
-            "`work` and `serve` create it"
+            "`work`, `serve` and `migrate` create it"
         )
 
 
