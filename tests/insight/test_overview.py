@@ -318,8 +318,9 @@ async def test_of_some_topics_only(world: World) -> None:
         assert seen.latest(lambda topic: False) is None
         async with looking(app) as overviews:
             shown = (await overviews.get()).overview(lambda topic: topic == "a")
-        assert shown.minute is not None and figures(shown.minute) == (2, 2, None)
-        assert shown.hour is not None and figures(shown.hour) == (2, 2, None)
+        assert shown.minute is not None
+        assert shown.hour is not None
+        assert figures(shown.minute) == figures(shown.hour) == (2, 2, None)
         assert (shown.latest, shown.by_minute[-1]) == ("a", 2)
 
 
