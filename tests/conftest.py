@@ -36,7 +36,8 @@ pytest_plugins = ["tests.servers.sharing", "tests.servers.fixtures"]
 
 LONG = (
     "conformance/test_state_machine.py", "console/test_use.py", "sql/test_lost_answers.py", "TestPostgres::",
-    "TestMySql::", "TestPostgresOthers::", "TestMySqlOthers::", "redis/test_lost_answers.py", "console/test_looks.py", "lab/test_claims.py",
+    "TestMySql::", "TestPostgresOthers::", "TestMySqlOthers::", "redis/test_lost_answers.py",
+    "console/test_looks.py", "lab/test_claims.py",
     "test_docs.py", "bench/test_bench.py", "cli/test_demo.py", "conformance/test_redis.py",
     "sql/test_locked_rows.py", "test_examples.py", "redis/test_workers.py",
     "service/test_contract.py",
