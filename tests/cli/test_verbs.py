@@ -50,7 +50,9 @@ def test_a_time_in_the_past_is_said(line: CommandLine) -> None:
     assert ", so now" in line.run("move", "t", "k", "--at", "2020-01-01T00:00:00Z").stdout
 
 
-def test_a_recurring_task_is_added_with_each_option_and_shown_as_one(line: CommandLine) -> None:
+def test_a_recurring_task_is_added_with_each_option_and_shown_as_one(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line.run(
         "recurring", "add", "rent", "0 8 1 * *", "--start", "2099-01-01T00:00Z", "--times", "3", "--except-on",
         "2099-02-01", "--except-on", "2099-03-01", "--on-gap", "skip", "--on-repeat", "both", "--retry", "patient",
@@ -61,6 +63,9 @@ def test_a_recurring_task_is_added_with_each_option_and_shown_as_one(line: Comma
     assert (shape["rule"]["on_gap"], shape["rule"]["on_repeat"]) == ("skip", "both")
     assert (shape["retry"]["policy"], shape["end_when_dead"]) == ("exponential", True)
     assert "recurs      at 08:00 on day 1 of the month, UTC" in line.run("show", "rent", "rent").stdout
+    with monkeypatch.context() as patch:
+        patch.setattr("bide.cli.recurring.planned", lambda *_: [])  # as where the zone is not known
+        assert "UTC   in 2" in line.run("recurring", "ls").stdout
     line.run("recurring", "pause", "rent")
     assert "rent/rent: refused, paused\n" in line.run("recurring", "skip-next", "rent", code=1).stdout
     assert "of the month, UTC; paused" in line.run("show", "rent", "rent").stdout

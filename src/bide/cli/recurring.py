@@ -64,9 +64,12 @@ def _print(found: list[Task[Any]], now: Millis, number: int) -> None:
     for task in found:
         assert task.recurrence is not None
         instants = planned(task.record, now, number)
-        first = "running" if task.attempt else "never"
-        first = "paused" if task.recurrence.paused else relative_words(instants[0], now) if instants else first
-        style, at = "yellow" if task.recurrence.paused else "", "\n".join(map(local_words, instants))
+        first, style = relative_words(instants[0] if instants else task.record.wake_at, now), ""
+        if task.recurrence.paused:
+            first, style = "paused", "yellow"
+        elif task.attempt and not instants:
+            first = "running"
+        at = "\n".join(map(local_words, instants))
         table.add_row(*cells(task.topic, task.key, task.recurrence.rule.words, (first, style), (at, "dim")))
     console().print(table)
 
