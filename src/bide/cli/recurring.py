@@ -19,7 +19,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant, instant_text
 from bide.core.records import Result
 from bide.core.recurrence.plan import CatchUp, Overlap
-from bide.core.recurrence.rules import Bounds, CronRule, RRuleRule, Rule, rule_of
+from bide.core.recurrence.rules import Bounds, CronRule, RRuleRule, rule_of
 from bide.core.recurrence.zones import OnGap, OnRepeat, zone_info
 from bide.core.retry import PRESETS
 from bide.core.tasks import Task
@@ -184,7 +184,14 @@ def next_runs(context: Context, rule: str, zone: str | None, count: int, after: 
     if not context.json:
         click.echo(recurring.words)
     for at in found:
-        _show(context, recurring, at)
+        shifted, local = recurring.is_shifted(at), as_datetime(at)
+        with suppress(OverflowError):  # year 9999 east of Greenwich
+            local = local.astimezone(zone_info(recurring.zone))
+        if context.json:
+            print_json({"at": instant_text(at), "local": local.isoformat(), "zone": recurring.zone, "shifted": shifted})
+        else:
+            mark = "  shifted: the clocks are set forward over its time" if shifted else ""
+            click.echo(f"{local.strftime('%a %Y-%m-%d %H:%M:%S %z')}  {instant_text(at)}{mark}")
     if len(found) < count:
         click.echo("bide: note: the rule ends here", err=True)
     if not context.json and isinstance(recurring, CronRule | RRuleRule) and recurring.gap == "skip":
@@ -197,16 +204,3 @@ def _instant_of(text: str, zone: str | None) -> Millis:
     with suppress(BadInput):
         return instant(text, field="--after", now=current_millis)
     return instant(text, field="--after", now=current_millis, zone=zone)
-
-
-def _show(context: Context, rule: Rule, at: Millis) -> None:
-    """Print one line: the local time with its offset, and whether it replaces a time that does not exist."""
-    shifted = rule.is_shifted(at)
-    local = as_datetime(at)
-    with suppress(OverflowError):  # year 9999 east of Greenwich
-        local = local.astimezone(zone_info(rule.zone))
-    if context.json:
-        print_json({"at": instant_text(at), "local": local.isoformat(), "zone": rule.zone, "shifted": shifted})
-    else:
-        mark = "  shifted: the clocks are set forward over its time" if shifted else ""
-        click.echo(f"{local.strftime('%a %Y-%m-%d %H:%M:%S %z')}  {instant_text(at)}{mark}")
