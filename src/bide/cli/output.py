@@ -89,8 +89,9 @@ def answer_words(answer: Answer, topic: str, key: str, *, paused: Container[Topi
     if answer.past is not None and answer.past >= timedelta(seconds=1):
         line += f", due {moment_words(record.due_at, now)}, so now"
     elif record.state is State.WAITING:
-        is_paused = (recurrence := recurrence_of(record.options)) is not None and recurrence.paused
-        line += ", paused" if is_paused else f", due {moment_words(record.wake_at, now)}"
+        # one that is moved during its pause runs at that time
+        recurrence = recurrence_of(record.options) if record.wake_at == LAST_INSTANT else None
+        line += ", paused" if recurrence and recurrence.paused else f", due {moment_words(record.wake_at, now)}"
     elif record.state is State.LEASED:
         line += f", being delivered by {record.holder}"
     if answer.was is not None and answer.was != record.wake_at:
