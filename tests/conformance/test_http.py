@@ -31,7 +31,7 @@ class Binding(SuiteBase):
     """They are run in the service's own store, which has been through all of them."""
 
     @pytest_asyncio.fixture(autouse=True)
-    async def _own_services(self) -> Any:
+    async def _own_services(self, tmp_path: Path) -> Any:  # so that its directory outlives them
         self.services: dict[Path, Service] = {}
         yield
         for service in self.services.values():

@@ -4,7 +4,7 @@ A shared server is started at its first use, or is the one that TEST_REDIS_URL, 
 TEST_REDIS_SENTINEL_URL, TEST_POSTGRES_URL, TEST_MYSQL_URL or TEST_RABBITMQ_URL names; who uses it keeps to keys with
 `redis_namespace` in them, to schemas whose names begin with `postgres_schema` or `mysql_schema`, or to queues with
 names of its own. Where the programs are missing a test is skipped with the reason, and fails where the variable CI is
-set: there nothing may be passed over in silence.
+set: there nothing may be passed over in silence. RocketMQ alone has to be named, by TEST_ROCKETMQ_URL, wherever it is.
 """
 
 from __future__ import annotations
@@ -237,3 +237,12 @@ def mysql_schemas(_mysql_schemas: MySqlSchemas) -> Iterator[Borrowed]:
     """Databases with bide's tables, empty, for a test that does not care how they came about."""
     with closing(Borrowed(_mysql_schemas)) as borrowed:
         yield borrowed
+
+
+@pytest.fixture(scope="session")
+def rocketmq_url() -> str:
+    """rocketmq://HOST:PORT of the proxy of a broker that runs already, or the test is skipped."""
+    url = os.environ.get("TEST_ROCKETMQ_URL")
+    if not url:
+        pytest.skip("TEST_ROCKETMQ_URL names no broker: scripts/services --with rocketmq run -- COMMAND")
+    return url

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import wraps
@@ -114,7 +115,7 @@ async def test_more_than_a_thousand_rows_that_fail_hold_up_nobody(
     await place.add(count + 2, START)
     assert (await loop.run_once())[0] == 1
     assert (loop.stats.fired, loop.stats.failed) == (2, count)
-    assert len(caplog.records) < 30
+    assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) < 30
     assert "1000 rows fail" in caplog.text
 
 
