@@ -271,7 +271,7 @@ class SyncClient(SyncVerbs):
                     client.config, client.carrier = self._own.config, self._own.carrier  # a later handler changed them
                     return work(client, loop)
             time.sleep(_MOMENT)
-        raise StoreUnavailable(f"the app was about to open or close in its loop for {_LONGEST_WAIT:g} s")
+        raise StoreUnavailable(f"the app opened or closed in its event loop for {_LONGEST_WAIT:g} s; nothing was done")
 
     def using(self, connection: object) -> SyncJoinedClient:
         """The verbs in the caller's own transaction on a synchronous `connection`, in this thread; the caller commits.
