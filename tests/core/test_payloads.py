@@ -90,6 +90,7 @@ def test_declared_types_survive(declared: Any, value: Any) -> None:
 class Bag:
     weight: Annotated[int, pydantic.Field(gt=0)]
     inner: Bag | None = None
+    label: bytes = b""
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,8 @@ class Bag:
         (Ride | int, [Ride(number=42), 42], "42 rides"),
         (list[Ride | str], [["1", Ride(number=2)]], [1]),
         (pydantic.PositiveInt, [1], -1),
-        (Bag | None, [Bag(1, Bag(2)), None], Bag(1, Bag(0))),
+        (Bag | None, [Bag(1, Bag(2, label=b"\xff\xfe")), None], Bag(1, Bag(0))),
+        (dict[str, Ride | bytes], [{"a": b"??>", "b": Ride(number=2)}], {"a": 1}),
     ],
 )
 def test_pydantic_reads_its_constraints_and_unions_with_a_model(declared: Any, good: list[Any], bad: Any) -> None:

@@ -327,6 +327,19 @@ def test_app_sync_gives_way_to_the_app_that_opens_the_same_store_object(
     app.sync.close()
 
 
+async def test_an_app_opens_while_calls_of_app_sync_occupy_the_threads_of_its_loop() -> None:
+    app = Bide(MemoryStore())
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    await asyncio.to_thread(app.sync.schedule, "t", delay="1h")
+    opening = asyncio.create_task(app.open())
+    calls = [asyncio.to_thread(app.sync.schedule, "t", delay="1h") for _ in range(4)]
+    assert all(answer.ok for answer in await asyncio.gather(*calls))
+    await opening
+    await app.close()
+    await asyncio.to_thread(app.sync.schedule, "t", delay="1h")
+    app.sync.close()
+
+
 def test_a_thread_does_not_wait_for_a_loop_that_has_ended() -> None:
     class Stuck(MemoryStore):
         async def get(self, refs: object) -> Any:

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from bide import BadInput, Bide, Dead, Defer, Fixed, Retry, StoreFull, Task
+from bide import BadInput, Bide, Dead, Defer, Every, Fixed, Retry, StoreFull, Task
 from bide.core.options import LONGEST_HEADERS
 from bide.core.records import NewTask
 from bide.sinks.traced import Tracing
@@ -166,6 +166,7 @@ async def test_a_plain_handler_in_its_thread_is_in_the_delivery_too(traced: Trac
 async def test_each_task_of_a_batch_has_a_span_of_its_own(traced: Traced) -> None:
     post = traced.app.handler("post")(nothing)
     await traced.app.schedule_many([post.new(None, key=key, delay="0s") for key in ("a", "b")])
+    traced.app.recurring.new("post", Every("1h"))  # which schedules nothing
     await traced.work()
     scheduled = {id_of(span) for span in traced.spans("schedule post")}
     assert len(scheduled) == 2

@@ -64,6 +64,12 @@ def _needs_pydantic(declared: Any, *around: Any) -> bool:
     return any(_needs_pydantic(part, declared, *around) for part in parts)
 
 
+def _read_by(pydantic: Any, declared: Any) -> Decode:
+    # bytes as msgspec writes them; in a tuple, since a dataclass alone takes no configuration
+    adapter = pydantic.TypeAdapter(tuple[declared], config={"val_json_bytes": "base64"})
+    return lambda payload: adapter.validate_json(b"[%b]" % payload)[0]
+
+
 def _plain_model(value: Any) -> Any:
     """The fields of a model that writes NaN as null; None for other models, and for `msgspec.Raw`."""
     if getattr(value, "model_config", {}).get("ser_json_inf_nan", "null") != "null":
@@ -128,7 +134,7 @@ def decoder_for(declared: Any) -> Decode:
     if hasattr(declared, "model_validate_json"):
         read: Decode = declared.model_validate_json
     elif (pydantic := sys.modules.get("pydantic")) and _needs_pydantic(declared):
-        read = pydantic.TypeAdapter(declared).validate_json
+        read = _read_by(pydantic, declared)
     else:
         read = msgspec.json.Decoder(declared, dec_hook=_load_model).decode
 

@@ -22,6 +22,7 @@ from bide.core.instants import LAST_INSTANT, At, Due, Length, Millis, When, as_d
 from bide.core.lifecycle import gone
 from bide.core.names import check_name, check_topic, new_id
 from bide.core.options import encode_options, recurrence_of, with_recurrence
+from bide.core.payloads import encode_payload
 from bide.core.records import Move, NewTask, Record, Ref, Result, State
 from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence
 from bide.core.recurrence.rules import Bounds, Rule
@@ -99,9 +100,14 @@ class Recurring:
         first = recurrence.first(client.clock.now(), key)
         if first is None:
             raise RuleEnded("rule", rule.words, "a rule with a future instant")
-        new = client.new(topic, payload, key=key, group=options.get("group"), delay="0s", if_token=NO_TOKEN)
+        if not isinstance(payload, bytes):
+            client._check_payload(topic, payload)
         own = encode_options(None if retry is None else policy(retry), options.get("headers"))
-        return replace(new, due=At(first), options=with_recurrence(own, recurrence))
+        return NewTask(
+            topic, key, new_id(), At(first), encode_payload(payload, client.config.payload_limit),
+            None if (given := options.get("group")) is None else check_name("group", given),
+            with_recurrence(own, recurrence), if_token=NO_TOKEN,
+        )  # fmt: skip
 
     async def add(
         self, /, topic: str, rule: Rule, payload: object = None, *, declared: bool = False,

@@ -16,10 +16,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
-from bide.core.errors import OutcomeUnknown, SetupError
+from bide.core.errors import OutcomeUnknown, SetupError, StoreUnavailable
 from bide.core.instants import Millis, When
 from bide.core.records import NewTask
 from bide.core.tasks import Task
@@ -34,8 +35,9 @@ Of = TypeVar("Of")
 Of_co = TypeVar("Of_co", covariant=True)
 _LOOK = 1.0
 """Seconds after which a waiting call checks that the loop it waits for still runs."""
-_MOMENT = 0.005
-"""Seconds after which a call looks again whether the app has opened, or closed, in its loop."""
+_MOMENT, _LONGEST_WAIT = 0.005, 60.0
+"""Seconds after which a call looks again whether the app has opened, or closed, in its loop; and after which it fails.
+It may itself be in the way: if it runs in the loop's default threads, which also look up the names of servers."""
 
 
 class _Runs(Protocol[Of_co]):
@@ -193,14 +195,13 @@ class _LoopThread:
                 self._changed.notify_all()
 
     def _open(self, client: Client) -> None:
-        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        self._loop = self._runner.get_loop()
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="bide sync", daemon=True)
         self._thread.start()
         try:
             asyncio.run_coroutine_threadsafe(client.open(), self._loop).result()
         except BaseException:
-            self._stop()
+            self._stop(client)
             raise
         self._client = client
         atexit.register(self.close)
@@ -217,17 +218,18 @@ class _LoopThread:
             self._closing = True
             self._changed.wait_for(lambda: self._calls == 0)
         try:
-            asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
-            self._stop()
+            self._stop(self._client)
         finally:
             with self._changed:
                 self._client, self._closing = None, False
                 self._changed.notify_all()
 
-    def _stop(self) -> None:
+    def _stop(self, client: Client) -> None:
+        """Close the client, whose opening a KeyboardInterrupt may have left under way, and end the thread."""
+        asyncio.run_coroutine_threadsafe(client.close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._runner.close()  # after a KeyboardInterrupt amid `_open` it cancels that
+        self._loop.close()
 
 
 class SyncClient(SyncVerbs):
@@ -258,7 +260,8 @@ class SyncClient(SyncVerbs):
         """Do `work` with the client to call and its loop, once the app has opened or closed if it is about to."""
         if running_loop() is not None:
             raise SetupError("app.sync would block the event loop that runs here; await the verb instead")
-        while True:
+        ends = time.monotonic() + _LONGEST_WAIT
+        while time.monotonic() < ends:
             own_loop = self._own.open_in
             with suppress(_NotNow):
                 if own_loop is not None and own_loop.is_running():
@@ -268,6 +271,7 @@ class SyncClient(SyncVerbs):
                     client.config, client.carrier = self._own.config, self._own.carrier  # a later handler changed them
                     return work(client, loop)
             time.sleep(_MOMENT)
+        raise StoreUnavailable(f"the app opened or closed in its event loop for {_LONGEST_WAIT:g} s; nothing was done")
 
     def using(self, connection: object) -> SyncJoinedClient:
         """The verbs in the caller's own transaction on a synchronous `connection`, in this thread; the caller commits.
@@ -289,7 +293,8 @@ class SyncClient(SyncVerbs):
     async def give_way(self) -> None:
         """Close the background store before the app opens the same one, which may be an object, in its own loop."""
         if os.getpid() in self._threads:
-            await asyncio.to_thread(self.close)
+            # not in the loop's default threads, where calls of app.sync may wait for the app to open
+            await asyncio.get_running_loop().run_in_executor(ThreadPoolExecutor(1), self.close)
 
 
 class SyncJoinedClient(SyncVerbs):
