@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import msgspec
 import pydantic
@@ -90,6 +90,23 @@ def test_declared_types_survive(declared: Any, value: Any) -> None:
 class Bag:
     weight: Annotated[int, pydantic.Field(gt=0)]
     inner: Bag | None = None
+    seal: bytes = b"\xff"
+
+
+class Point(NamedTuple):
+    x: pydantic.PositiveInt
+
+
+@pydantic.dataclasses.dataclass
+class Stamp:
+    number: int = pydantic.Field(alias="stampNumber")
+    label: bytes = b"x"
+
+    @pydantic.field_validator("number")
+    @classmethod
+    def positive(cls, number: int) -> int:
+        assert number > 0
+        return number
 
 
 @pytest.mark.parametrize(
@@ -99,9 +116,15 @@ class Bag:
         (list[Ride | str], [["1", Ride(number=2)]], [1]),
         (pydantic.PositiveInt, [1], -1),
         (Bag | None, [Bag(1, Bag(2)), None], Bag(1, Bag(0))),
+        (Bag, [Bag(1, Bag(2))], Bag(0)),
+        (Point, [Point(1)], Point(0)),
+        (Stamp, [Stamp(stampNumber=1)], {"stampNumber": 0}),
+        (list[Stamp] | None, [None, []], [{"stampNumber": 0}]),
     ],
 )
-def test_pydantic_reads_its_constraints_and_unions_with_a_model(declared: Any, good: list[Any], bad: Any) -> None:
+def test_pydantic_reads_constraints_dataclasses_and_unions_with_a_model(
+    declared: Any, good: list[Any], bad: Any
+) -> None:
     for value in good:
         assert decoder_for(declared)(encode_payload(value)) == value
     with pytest.raises(BadPayload):

@@ -2,8 +2,8 @@
 
 msgspec handles dataclasses, structs, typed dicts and plain values. A pydantic model, alone or within these, is
 recognised by its two methods (`model_dump_json`, `model_validate_json`), so that pydantic is not required; pydantic
-also reads what msgspec refuses or ignores: a union with a model, a constraint such as `Field(gt=0)`. Bytes pass through
-untouched.
+also reads what msgspec refuses or ignores: a union with a model, a dataclass of pydantic's, a constraint such as
+`Field(gt=0)`. Bytes pass through untouched.
 
 At the end, how many tasks travel together: what goes in bulk is cut by bytes of payloads as well as by count.
 """
@@ -14,7 +14,6 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import is_dataclass
 from math import isfinite
 from types import UnionType
 from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -43,23 +42,38 @@ def _dump_model(value: Any) -> msgspec.Raw:
     return msgspec.Raw(str.encode(value.model_dump_json(by_alias=True, round_trip=True)))
 
 
+def _dump_dataclass(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(getattr(value, _SERIALIZER).to_json(value, by_alias=True, round_trip=True))
+
+
+def _pydantic_reader(pydantic: Any, declared: Any) -> Decode:
+    """Bytes within JSON are in base64, as msgspec writes them; a dataclass takes that from the name around it."""
+    named = sys.modules["typing_extensions"].TypeAliasType(getattr(declared, "__name__", "payload"), declared)
+    read: Decode = pydantic.TypeAdapter(named, config={"val_json_bytes": "base64"}).validate_json
+    return read
+
+
 def _load_model(declared: Any, value: object) -> Any:
     if hasattr(declared, "model_validate_json"):
         return declared.model_validate_json(_json.encode(value))
     return value  # msgspec refuses it, unless it has the declared type
 
 
+_SERIALIZER = "__pydantic_serializer__"
+_FIELDS = ("__dataclass_fields__", "__total__", "_fields")  # a dataclass, a typed dict, a named tuple
+
+
 def _needs_pydantic(declared: Any, *around: Any) -> bool:
-    """True if a part of a type is a constraint of pydantic, or a union of a model with something else than None."""
+    """True if a part of a type is pydantic's dataclass or constraint, or a union of a model with more than None."""
     if declared in around or hasattr(declared, "model_validate_json"):
         return False
-    if type(declared).__module__.partition(".")[0] in ("pydantic", "annotated_types"):
+    if hasattr(declared, _SERIALIZER) or type(declared).__module__.partition(".")[0] in ("pydantic", "annotated_types"):
         return True
     parts = get_args(declared)
     of_many = get_origin(declared) in (Union, UnionType) and sum(part is not type(None) for part in parts) > 1
     if of_many and any(hasattr(part, "model_validate_json") for part in parts):
         return True
-    if isinstance(declared, type) and is_dataclass(declared):
+    if isinstance(declared, type) and any(hasattr(declared, mark) for mark in _FIELDS):
         parts += tuple(get_type_hints(declared, include_extras=True).values())
     return any(_needs_pydantic(part, declared, *around) for part in parts)
 
@@ -92,7 +106,7 @@ def _encode(value: object) -> bytes:
     if isinstance(value, _BYTES):
         return bytes(value)
     try:
-        encoded = _json.encode(value)
+        encoded = _json.encode(_dump_dataclass(value) if hasattr(value, _SERIALIZER) else value)
         wrong = None if b"null" not in encoded else _not_finite(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadPayload("payload", value, f"bytes, or what JSON can hold ({error})") from None
@@ -128,7 +142,7 @@ def decoder_for(declared: Any) -> Decode:
     if hasattr(declared, "model_validate_json"):
         read: Decode = declared.model_validate_json
     elif (pydantic := sys.modules.get("pydantic")) and _needs_pydantic(declared):
-        read = pydantic.TypeAdapter(declared).validate_json
+        read = _pydantic_reader(pydantic, declared)
     else:
         read = msgspec.json.Decoder(declared, dec_hook=_load_model).decode
 

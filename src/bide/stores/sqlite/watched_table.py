@@ -22,7 +22,7 @@ from typing import Any
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant
 from bide.core.records import NewTask
-from bide.core.table_source import DueIs, TableSource
+from bide.core.table_source import DueIs, TableSource, zone_of
 from bide.ports import Clock, DueRow, Finding, Head, Taken
 from bide.stores.naive_times import cutoff, instant_of
 from bide.stores.named_queries import queries_beside
@@ -286,7 +286,7 @@ class SqliteTimes:
     def _shown(self, now: Millis) -> datetime:
         """`now` as a naive time in the column's offset or zone."""
         if self._offset is None:
-            return cutoff(now, self._source.zone)
+            return cutoff(now, zone_of(self._source.zone))
         return (as_datetime(now) + self._offset).replace(tzinfo=None)
 
     def _read(self, value: Any) -> Millis | None:
@@ -305,7 +305,7 @@ class SqliteTimes:
         if len(value) > 10:
             self._separator = value[10]
         if offset is None:
-            return instant_of(moment, self._source.zone)
+            return instant_of(moment, zone_of(self._source.zone))
         try:
             return instant(moment)
         except ValueError:
