@@ -289,7 +289,7 @@ class RestingRows(Struct, eq=False):
         self._rests[row.id] = _RestingRow(row, failures, until, pause)
         if failures == 1 or first_end:
             self._say(
-                f"row {text_of(row.id)} failed{'' if failures == 1 else f' {failures} times'}, and is as it was; again "
+                f"row {text_of(row.id)} failed{'' if failures == 1 else f' {failures} times'}; again "
                 f"in {duration_text(until - now)}{', and so on' if first_end else ''}: {said(error)}",
                 error if failures == 1 and not isinstance(error, RowRefused) else None,
             )

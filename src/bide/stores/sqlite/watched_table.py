@@ -42,6 +42,11 @@ _FEW = 20
 _ALTERED = re.compile("no such (table|column)|has no column")
 
 
+def _quoted(name: str) -> str:
+    """`name` as an identifier; within double quotes SQLite reads a name that it does not find as text."""
+    return f"`{name.replace('`', '``')}`"
+
+
 class SqliteTable(WatchedTable):
     """See `ports.Table`."""
 
@@ -80,6 +85,10 @@ class SqliteTable(WatchedTable):
         return self._file.opened.notifier.on_commit(on_change).end if self._file.is_store else None
 
     # --- statements
+
+    @staticmethod
+    def _quoted(name: str) -> str:
+        return _quoted(name)
 
     @property
     def _where(self) -> str:
@@ -138,7 +147,8 @@ class SqliteTable(WatchedTable):
 
     async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
         def read(cursor: sqlite3.Cursor) -> Rows:
-            return at_once(self._ask(cursor, *self._write("head", now, skip=skip, beyond=beyond)))
+            with self._ours():
+                return at_once(self._ask(cursor, *self._write("head", now, skip=skip, beyond=beyond)))
 
         found = await self._file.opened.reader.submit(read)
         if not found:
@@ -242,7 +252,7 @@ class SqliteTimes:
         """"T" sorts after a space, so before the first row has been read, a bound with it excludes no row."""
         self._offset: timedelta | None = None
         self._unreadable: set[str] = set()
-        self._column = '"' + source.due.replace('"', '""') + '"'
+        self._column = _quoted(source.due)
         self.millis = f"{self._function}({self._column})"
         """The SQL expression for a row's due time, without `after`; for text, in milliseconds."""
 
