@@ -33,17 +33,17 @@ AT_ONCE = 2_000
 
 One = TypeVar("One")
 Decode: TypeAlias = Callable[[bytes], Any]
+_SERIALIZER = "__pydantic_serializer__"  # of a model, and of a dataclass of pydantic's
+_FIELDS = ("__dataclass_fields__", "__total__", "_fields")  # of a dataclass, a typed dict, a named tuple
 
 
 def _dump_model(value: Any) -> msgspec.Raw:
-    if not hasattr(value, "model_dump_json"):
-        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
-    # in the form that `model_validate_json` reads
-    return msgspec.Raw(str.encode(value.model_dump_json(by_alias=True, round_trip=True)))
-
-
-def _dump_dataclass(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(getattr(value, _SERIALIZER).to_json(value, by_alias=True, round_trip=True))
+    # in the form that is read by validation
+    if hasattr(value, "model_dump_json"):
+        return msgspec.Raw(str.encode(value.model_dump_json(by_alias=True, round_trip=True)))
+    if hasattr(value, _SERIALIZER):
+        return msgspec.Raw(getattr(value, _SERIALIZER).to_json(value, by_alias=True, round_trip=True))
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
 def _pydantic_reader(pydantic: Any, declared: Any) -> Decode:
@@ -57,10 +57,6 @@ def _load_model(declared: Any, value: object) -> Any:
     if hasattr(declared, "model_validate_json"):
         return declared.model_validate_json(_json.encode(value))
     return value  # msgspec refuses it, unless it has the declared type
-
-
-_SERIALIZER = "__pydantic_serializer__"
-_FIELDS = ("__dataclass_fields__", "__total__", "_fields")  # a dataclass, a typed dict, a named tuple
 
 
 def _needs_pydantic(declared: Any, *around: Any) -> bool:
@@ -106,7 +102,7 @@ def _encode(value: object) -> bytes:
     if isinstance(value, _BYTES):
         return bytes(value)
     try:
-        encoded = _json.encode(_dump_dataclass(value) if hasattr(value, _SERIALIZER) else value)
+        encoded = _json.encode(_dump_model(value) if hasattr(value, _SERIALIZER) else value)
         wrong = None if b"null" not in encoded else _not_finite(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadPayload("payload", value, f"bytes, or what JSON can hold ({error})") from None

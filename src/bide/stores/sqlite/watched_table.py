@@ -42,11 +42,6 @@ _FEW = 20
 _ALTERED = re.compile("no such (table|column)|has no column")
 
 
-def _quoted(name: str) -> str:
-    """`name` as an identifier; within double quotes SQLite reads a name that it does not find as text."""
-    return f"`{name.replace('`', '``')}`"
-
-
 class SqliteTable(WatchedTable):
     """See `ports.Table`."""
 
@@ -88,7 +83,8 @@ class SqliteTable(WatchedTable):
 
     @staticmethod
     def _quoted(name: str) -> str:
-        return _quoted(name)
+        # within double quotes SQLite reads a name that it does not find as text
+        return f"`{name.replace('`', '``')}`"
 
     @property
     def _where(self) -> str:
@@ -196,7 +192,7 @@ class SqliteTable(WatchedTable):
         return bool(await self._ask(connection, text, (self._table,)))
 
     async def _prepare(self, connection: sqlite3.Cursor, kind: str) -> Millis:
-        self._times = SqliteTimes(self._source)
+        self._times = SqliteTimes(self._source, self._names["due"])
         self._names["due_millis"] = self._times.millis
         return 0
 
@@ -243,8 +239,8 @@ class SqliteTimes:
     Several threads use this, each with its own connection.
     """
 
-    def __init__(self, source: TableSource) -> None:
-        self._source = source
+    def __init__(self, source: TableSource, column: str) -> None:
+        self._source, self._column = source, column
         self._after = source.after_ms
         self._kind = DueIs(source.due_is)
         self._function = f"bide_due_{next(_numbers)}"
@@ -252,8 +248,7 @@ class SqliteTimes:
         """"T" sorts after a space, so before the first row has been read, a bound with it excludes no row."""
         self._offset: timedelta | None = None
         self._unreadable: set[str] = set()
-        self._column = _quoted(source.due)
-        self.millis = f"{self._function}({self._column})"
+        self.millis = f"{self._function}({column})"
         """The SQL expression for a row's due time, without `after`; for text, in milliseconds."""
 
     def prepare(self, connection: sqlite3.Connection) -> None:
