@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import msgspec
 import pydantic
@@ -86,6 +86,9 @@ def test_declared_types_survive(declared: Any, value: Any) -> None:
     assert decoder_for(declared)(encode_payload(value)) == value
 
 
+T = TypeVar("T")
+
+
 @dataclasses.dataclass
 class Bag:
     weight: Annotated[int, pydantic.Field(gt=0)]
@@ -98,7 +101,7 @@ class Point(NamedTuple):
 
 
 @pydantic.dataclasses.dataclass
-class Stamp:
+class Stamp(Generic[T]):
     number: int = pydantic.Field(alias="stampNumber")
     label: bytes = b"x"
 
@@ -119,7 +122,7 @@ class Stamp:
         (Bag, [Bag(1, Bag(2))], Bag(0)),
         (Point, [Point(1)], Point(0)),
         (Stamp, [Stamp(stampNumber=1)], {"stampNumber": 0}),
-        (list[Stamp] | None, [None, []], [{"stampNumber": 0}]),
+        (list[Stamp[int]] | None, [None, []], [{"stampNumber": 0}]),
     ],
 )
 def test_pydantic_reads_constraints_dataclasses_and_unions_with_a_model(

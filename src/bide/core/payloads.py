@@ -63,14 +63,14 @@ def _needs_pydantic(declared: Any, *around: Any) -> bool:
     """True if a part of a type is pydantic's dataclass or constraint, or a union of a model with more than None."""
     if declared in around or hasattr(declared, "model_validate_json"):
         return False
-    if hasattr(declared, _SERIALIZER) or type(declared).__module__.partition(".")[0] in ("pydantic", "annotated_types"):
+    kind, parts = get_origin(declared) or declared, get_args(declared)
+    if hasattr(kind, _SERIALIZER) or type(declared).__module__.partition(".")[0] in ("pydantic", "annotated_types"):
         return True
-    parts = get_args(declared)
-    of_many = get_origin(declared) in (Union, UnionType) and sum(part is not type(None) for part in parts) > 1
+    of_many = kind in (Union, UnionType) and sum(part is not type(None) for part in parts) > 1
     if of_many and any(hasattr(part, "model_validate_json") for part in parts):
         return True
-    if isinstance(declared, type) and any(hasattr(declared, mark) for mark in _FIELDS):
-        parts += tuple(get_type_hints(declared, include_extras=True).values())
+    if isinstance(kind, type) and any(hasattr(kind, mark) for mark in _FIELDS):
+        parts += tuple(get_type_hints(kind, include_extras=True).values())
     return any(_needs_pydantic(part, declared, *around) for part in parts)
 
 
