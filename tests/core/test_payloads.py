@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import msgspec
 import pydantic
@@ -86,11 +86,30 @@ def test_declared_types_survive(declared: Any, value: Any) -> None:
     assert decoder_for(declared)(encode_payload(value)) == value
 
 
+T = TypeVar("T")
+
+
 @dataclasses.dataclass
 class Bag:
     weight: Annotated[int, pydantic.Field(gt=0)]
     inner: Bag | None = None
-    label: bytes = b""
+    seal: bytes = b"\xff"
+
+
+class Point(NamedTuple):
+    x: pydantic.PositiveInt
+
+
+@pydantic.dataclasses.dataclass
+class Stamp(Generic[T]):
+    number: int = pydantic.Field(alias="stampNumber")
+    label: bytes = b"x"
+
+    @pydantic.field_validator("number")
+    @classmethod
+    def positive(cls, number: int) -> int:
+        assert number > 0
+        return number
 
 
 @pytest.mark.parametrize(
@@ -99,11 +118,17 @@ class Bag:
         (Ride | int, [Ride(number=42), 42], "42 rides"),
         (list[Ride | str], [["1", Ride(number=2)]], [1]),
         (pydantic.PositiveInt, [1], -1),
-        (Bag | None, [Bag(1, Bag(2, label=b"\xff\xfe")), None], Bag(1, Bag(0))),
+        (Bag | None, [Bag(1, Bag(2, seal=b"\xff\xfe")), None], Bag(1, Bag(0))),
         (dict[str, Ride | bytes], [{"a": b"??>", "b": Ride(number=2)}], {"a": 1}),
+        (Bag, [Bag(1, Bag(2))], Bag(0)),
+        (Point, [Point(1)], Point(0)),
+        (Stamp, [Stamp(stampNumber=1)], {"stampNumber": 0}),
+        (list[Stamp[int]] | None, [None, []], [{"stampNumber": 0}]),
     ],
 )
-def test_pydantic_reads_its_constraints_and_unions_with_a_model(declared: Any, good: list[Any], bad: Any) -> None:
+def test_pydantic_reads_constraints_dataclasses_and_unions_with_a_model(
+    declared: Any, good: list[Any], bad: Any
+) -> None:
     for value in good:
         assert decoder_for(declared)(encode_payload(value)) == value
     with pytest.raises(BadPayload):

@@ -175,7 +175,7 @@ async def test_a_handler_that_outlasts_the_drain_is_rolled_back(place: Place) ->
     assert await place.run(f"SELECT id FROM {place.log}") == []
 
 
-async def test_a_time_limit_rolls_back(place: Place) -> None:
+async def test_a_time_limit_rolls_back(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     app = await place.app()
     watch = app.watch(place.source(), timeout="50ms", retry="quick")
     tries: list[int] = []
@@ -190,6 +190,7 @@ async def test_a_time_limit_rolls_back(place: Place) -> None:
     await place.add(1, now())
     await emptied(app)
     assert tries == [1, 1]
+    assert "TimeoutError: no outcome within 50ms" in caplog.text
     assert await place.states() == {1: (3, 1)}
     assert await place.run(f"SELECT id FROM {place.log}") == []
 

@@ -2,8 +2,8 @@
 
 msgspec handles dataclasses, structs, typed dicts and plain values. A pydantic model, alone or within these, is
 recognised by its two methods (`model_dump_json`, `model_validate_json`), so that pydantic is not required; pydantic
-also reads what msgspec refuses or ignores: a union with a model, a constraint such as `Field(gt=0)`. Bytes pass through
-untouched.
+also reads what msgspec refuses or ignores: a union with a model, a dataclass of pydantic's, a constraint such as
+`Field(gt=0)`. Bytes pass through untouched.
 
 At the end, how many tasks travel together: what goes in bulk is cut by bytes of payloads as well as by count.
 """
@@ -14,7 +14,6 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import is_dataclass
 from math import isfinite
 from types import UnionType
 from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -34,13 +33,17 @@ AT_ONCE = 2_000
 
 One = TypeVar("One")
 Decode: TypeAlias = Callable[[bytes], Any]
+_SERIALIZER = "__pydantic_serializer__"  # of a model, and of a dataclass of pydantic's
+_FIELDS = ("__dataclass_fields__", "__total__", "_fields")  # of a dataclass, a typed dict, a named tuple
 
 
 def _dump_model(value: Any) -> msgspec.Raw:
-    if not hasattr(value, "model_dump_json"):
-        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
-    # in the form that `model_validate_json` reads
-    return msgspec.Raw(str.encode(value.model_dump_json(by_alias=True, round_trip=True)))
+    # in the form that is read by validation
+    if hasattr(value, "model_dump_json"):
+        return msgspec.Raw(str.encode(value.model_dump_json(by_alias=True, round_trip=True)))
+    if hasattr(value, _SERIALIZER):
+        return msgspec.Raw(getattr(value, _SERIALIZER).to_json(value, by_alias=True, round_trip=True))
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
 def _load_model(declared: Any, value: object) -> Any:
@@ -50,17 +53,17 @@ def _load_model(declared: Any, value: object) -> Any:
 
 
 def _needs_pydantic(declared: Any, *around: Any) -> bool:
-    """True if a part of a type is a constraint of pydantic, or a union of a model with something else than None."""
+    """True if a part of a type is pydantic's dataclass or constraint, or a union of a model with more than None."""
     if declared in around or hasattr(declared, "model_validate_json"):
         return False
-    if type(declared).__module__.partition(".")[0] in ("pydantic", "annotated_types"):
+    kind, parts = get_origin(declared) or declared, get_args(declared)
+    if hasattr(kind, _SERIALIZER) or type(declared).__module__.partition(".")[0] in ("pydantic", "annotated_types"):
         return True
-    parts = get_args(declared)
-    of_many = get_origin(declared) in (Union, UnionType) and sum(part is not type(None) for part in parts) > 1
+    of_many = kind in (Union, UnionType) and sum(part is not type(None) for part in parts) > 1
     if of_many and any(hasattr(part, "model_validate_json") for part in parts):
         return True
-    if isinstance(declared, type) and is_dataclass(declared):
-        parts += tuple(get_type_hints(declared, include_extras=True).values())
+    if isinstance(kind, type) and any(hasattr(kind, mark) for mark in _FIELDS):
+        parts += tuple(get_type_hints(kind, include_extras=True).values())
     return any(_needs_pydantic(part, declared, *around) for part in parts)
 
 
@@ -98,7 +101,7 @@ def _encode(value: object) -> bytes:
     if isinstance(value, _BYTES):
         return bytes(value)
     try:
-        encoded = _json.encode(value)
+        encoded = _json.encode(_dump_model(value) if hasattr(value, _SERIALIZER) else value)
         wrong = None if b"null" not in encoded else _not_finite(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadPayload("payload", value, f"bytes, or what JSON can hold ({error})") from None

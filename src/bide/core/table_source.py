@@ -18,6 +18,7 @@ from msgspec.structs import force_setattr, replace
 
 from bide.core.errors import BadInput
 from bide.core.instants import Length, Millis, duration
+from bide.core.recurrence.zones import zone_info
 
 _LONGEST_LOOK: Millis = 3_600_000
 _LONGEST_AFTER: Millis = 3_650 * 86_400_000
@@ -77,7 +78,7 @@ class TableSource(Struct, frozen=True, kw_only=True):
     - `columns`: further columns that a handler gets.
     - `due_is`: how `due` holds a time: "timestamp", or "seconds" or "milliseconds" since the epoch.
     - `after`: how long after the time in `due` a row is due, such as "48h".
-    - `zone`: the zone of times without one.
+    - `zone`: the zone of times without one, such as "Europe/Rome".
     - `page`: how many rows are taken at once.
     - `look_every`: the longest time between two queries, at most an hour; other processes' writes send no notification.
     - `database`: the URL of the database, if it is not the app's store; bide then needs no tables of its own there.
@@ -96,7 +97,7 @@ class TableSource(Struct, frozen=True, kw_only=True):
     columns: Sequence[str] = ()
     due_is: str = "timestamp"
     after: Length = "0s"
-    zone: tzinfo = UTC
+    zone: tzinfo | str = UTC
     page: int = 100
     look_every: Length = "1s"
     database: str | None = None
@@ -130,8 +131,7 @@ class TableSource(Struct, frozen=True, kw_only=True):
             raise BadInput("due_is", self.due_is, f"one of {', '.join(DueIs)}")
         if self.after_ms > _LONGEST_AFTER:
             raise BadInput("after", self.after, "a length, at most 3,650 days")
-        if not hasattr(self.zone, "utcoffset"):
-            raise BadInput("zone", self.zone, 'a zone, such as zoneinfo.ZoneInfo("Europe/Berlin")')
+        zone_of(self.zone)
         if type(self.page) is not int or not 1 <= self.page <= _LARGEST_PAGE:
             raise BadInput("page", self.page, f"a whole number from 1 to {_LARGEST_PAGE:,}")
         if not 0 < self.look_every_ms <= _LONGEST_LOOK:
@@ -195,6 +195,11 @@ class TableSource(Struct, frozen=True, kw_only=True):
         fields |= {column: "changes" for column in self.changes if column not in fields}
         fields |= {column: "dead" for column in self.dead or () if column not in fields}
         return fields | {column: "columns" for column in self.columns if column not in fields}
+
+
+def zone_of(zone: tzinfo | str) -> tzinfo:
+    """Raises BadInput for the name of a zone that the time zone database does not know."""
+    return zone if isinstance(zone, tzinfo) else zone_info(zone)
 
 
 def check_expression(field: str, text: object, *, now: bool = False) -> None:

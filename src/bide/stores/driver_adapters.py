@@ -199,6 +199,11 @@ class ConnectionSource:
     def __init__(self, given: Any) -> None:
         self.given = given
 
+    @property
+    def begins(self) -> Any:
+        """The asynchronous wrapper, if its beginning must be neither concurrent nor interrupted; or None."""
+        return None
+
     async def driver(self) -> Driver:
         """The driver's connection, in a transaction if the wrapper would begin one. Raises BadInput."""
         found = driver_of(self.given)
@@ -208,6 +213,11 @@ class ConnectionSource:
 
 class _Sqlalchemy(ConnectionSource):
     """A Connection or a Session, synchronous or not. It begins with its first statement, so the adapter runs one."""
+
+    @property
+    def begins(self) -> Any:
+        given = self.given.registry() if _is(self.given, _SQLALCHEMY[5]) else self.given
+        return given if _is(given, *_SQLALCHEMY[3:5]) else None
 
     async def driver(self) -> Driver:
         connection: Any = self.given

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import asyncpg
 import psycopg
 import pytest
 import pytest_asyncio
+from tests.cancelling import each_await
 from tests.stores.postgres.connections import KINDS, by_asyncpg, by_psycopg, sqlalchemys
 from tests.stores.postgres.test_plans import Surveyed, offences
 from tests.stores.sql.callers import by_sqlalchemy_async
@@ -103,6 +105,18 @@ async def test_a_verb_that_is_cancelled_leaves_the_transaction_usable(
         await caller.commit()
         await holder.rollback()
     assert (await shop.rows(), await shop.keys()) == (1, ["1", "held"])
+
+
+async def test_the_first_verbs_of_a_session_may_be_concurrent_and_cancelled(shop: Shop) -> None:
+    async with shop.app:
+        for point in each_await():
+            async with KINDS["SQLAlchemy AsyncSession, asyncpg"](shop.url) as caller:
+                await point.cancel(shop.app.using(caller.given).get("order.close", "1"))
+                schedule = partial(caller.verb, shop.app, "schedule", "order.close", delay="1h")
+                await asyncio.gather(schedule(key=f"{point}"), schedule(key=f"{point}, too"))
+                await caller.rollback()
+        async with KINDS["SQLAlchemy AsyncSession, asyncpg"](shop.url) as caller:
+            await asyncio.gather(*(caller.verb(shop.app, "get", "order.close", key) for key in "12"))
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])

@@ -145,6 +145,17 @@ async def test_columns_that_are_generated(blog: sqlite3.Connection, file: Path, 
         assert await loop.run_once() == (1, None)
 
 
+@pytest.mark.parametrize("change", ["RENAME COLUMN published TO out", "RENAME COLUMN due TO at", "RENAME TO news"])
+async def test_what_is_renamed_at_work_is_missed_and_not_read_as_text(
+    blog: sqlite3.Connection, file: Path, change: str
+) -> None:
+    async with watching(file, ManualClock(NOON), handler=print, columns=["published"]) as loop:
+        blog.execute("INSERT INTO posts (id, due) VALUES (1, '2027-07-16T10:00:00')")
+        blog.execute(f"ALTER TABLE posts {change}")
+        with pytest.raises(StoreUnavailable, match="no such"):
+            await loop.run_once()
+
+
 @pytest.mark.parametrize("value", ["''", "'soon'", "x'00'", "9e999"])
 async def test_what_is_no_number_is_never_due(
     blog: sqlite3.Connection, file: Path, value: str, caplog: pytest.LogCaptureFixture

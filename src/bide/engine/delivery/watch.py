@@ -192,14 +192,17 @@ class Watch(Struct, eq=False, kw_only=True):
         """
         assert self._function is not None
         result: Any
+        limit = asyncio.timeout(None if self.timeout is None else self.timeout / 1000)
         try:
             if self._threads is None:
-                async with asyncio.timeout(None if self.timeout is None else self.timeout / 1000):
+                async with limit:
                     result = await final_result(self._function(row))
             else:
                 result = await final_result(await call_in_thread(self._threads, self._function, row))
-        except Exception as raised:  # noqa: BLE001 - it is raised again, unless it means an outcome
+        except Exception as raised:
             result = outcome_in(raised)
+            if limit.expired():
+                raise TimeoutError(f"no outcome within {duration_text(self.timeout or 0)}") from raised
             if not isinstance(result, Outcome):
                 raise result  # noqa: B904 - the exception itself, as a rule
         if result is None or (isinstance(result, Done) and result.again is None):
@@ -270,16 +273,19 @@ class RestingRows(Struct, eq=False):
         self._rests[row.id] = _RestingRow(row, 0, until, LAST_PAUSE, dead=True)
 
     def dead(self, row: DueRow, why: str) -> DeadRow:
-        tries = (self._rests.get(row.id) or _RestingRow(row)).failures + 1
-        return DeadRow(row.id, row.due, tries, text_of(why), self._watch.source.table)
+        return DeadRow(row.id, row.due, self._failures(row), text_of(why), self._watch.source.table)
+
+    def _failures(self, row: DueRow) -> int:
+        """How often the row has now failed with this due time."""
+        before = self._rests.get(row.id)
+        return 1 if before is None or before.row.due != row.due else before.failures + 1
 
     def failed(self, row: DueRow, error: BaseException, until: Millis | None) -> DeadRow | None:
         """Count a failure; the row rests until `until`, or as the policy says. Returns it dead after the last try."""
-        source, now = self._watch.source, self.clock.now()
-        before = self._rests.get(row.id)
-        failures = 1 if before is None or before.row.due != row.due else before.failures + 1
-        if source.tries is not None and failures >= source.tries:
-            return DeadRow(row.id, row.due, failures, said(error), source.table)
+        tries, now = self._watch.source.tries, self.clock.now()
+        before, failures = self._rests.get(row.id), self._failures(row)
+        if tries is not None and failures >= tries:
+            return self.dead(row, said(error))
         pause = self._watch.retry.delay(failures)
         ended = pause is None and until is None
         if pause is None:
@@ -289,7 +295,7 @@ class RestingRows(Struct, eq=False):
         self._rests[row.id] = _RestingRow(row, failures, until, pause)
         if failures == 1 or first_end:
             self._say(
-                f"row {text_of(row.id)} failed{'' if failures == 1 else f' {failures} times'}, and is as it was; again "
+                f"row {text_of(row.id)} failed{'' if failures == 1 else f' {failures} times'}; again "
                 f"in {duration_text(until - now)}{', and so on' if first_end else ''}: {said(error)}",
                 error if failures == 1 and not isinstance(error, RowRefused) else None,
             )

@@ -167,7 +167,12 @@ class JoinedVerbs(ABC):
         where = self._runtime.where
         if self.over:
             raise SetupError(f"{where}: this transaction has ended; use the store, or begin another")
-        driver = await self._source.driver()
+        wrapper = self._source.begins
+        if wrapper is None or not on_a_loop():
+            driver = await self._source.driver()
+        else:
+            async with self._runtime.connection_states.setdefault(wrapper, ConnectionState()).turn:
+                driver = await to_its_end(self._source.driver(), within=_LONGEST)
         if not isinstance(driver, self._drivers):
             raise BadInput("connection", self.connection, self.accepted)
         if self._own and driver.alone and not driver.closed:

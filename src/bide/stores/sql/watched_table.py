@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from bide.core.errors import SetupError
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
-from bide.core.table_source import DueIs, Sql, TableSource
+from bide.core.table_source import DueIs, Sql, TableSource, zone_of
 from bide.ports import DueRow, Finding, Raced, RowRefused
 from bide.stores.naive_times import Stretch, instant_of, stretch
 
@@ -309,7 +309,7 @@ class TableTimes(ABC):
         self._is = DueIs(source.due_is)
         self._kind = kind
         self._after = source.after_ms
-        self._zone = source.zone
+        self._zone = zone_of(source.zone)
         what = f"{source.table}.{source.due} is of type {kind}"
         if self._is is DueIs.TIMESTAMP:
             if kind not in (self.zoned, self.naive):

@@ -22,7 +22,7 @@ from typing import Any
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant
 from bide.core.records import NewTask
-from bide.core.table_source import DueIs, TableSource
+from bide.core.table_source import DueIs, TableSource, zone_of
 from bide.ports import Clock, DueRow, Finding, Head, Taken
 from bide.stores.naive_times import cutoff, instant_of
 from bide.stores.named_queries import queries_beside
@@ -81,6 +81,11 @@ class SqliteTable(WatchedTable):
 
     # --- statements
 
+    @staticmethod
+    def _quoted(name: str) -> str:
+        # within double quotes SQLite reads a name that it does not find as text
+        return f"`{name.replace('`', '``')}`"
+
     @property
     def _where(self) -> str:
         return self._file.path
@@ -138,7 +143,8 @@ class SqliteTable(WatchedTable):
 
     async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
         def read(cursor: sqlite3.Cursor) -> Rows:
-            return at_once(self._ask(cursor, *self._write("head", now, skip=skip, beyond=beyond)))
+            with self._ours():
+                return at_once(self._ask(cursor, *self._write("head", now, skip=skip, beyond=beyond)))
 
         found = await self._file.opened.reader.submit(read)
         if not found:
@@ -186,7 +192,7 @@ class SqliteTable(WatchedTable):
         return bool(await self._ask(connection, text, (self._table,)))
 
     async def _prepare(self, connection: sqlite3.Cursor, kind: str) -> Millis:
-        self._times = SqliteTimes(self._source)
+        self._times = SqliteTimes(self._source, self._names["due"])
         self._names["due_millis"] = self._times.millis
         return 0
 
@@ -233,8 +239,8 @@ class SqliteTimes:
     Several threads use this, each with its own connection.
     """
 
-    def __init__(self, source: TableSource) -> None:
-        self._source = source
+    def __init__(self, source: TableSource, column: str) -> None:
+        self._source, self._column = source, column
         self._after = source.after_ms
         self._kind = DueIs(source.due_is)
         self._function = f"bide_due_{next(_numbers)}"
@@ -242,8 +248,7 @@ class SqliteTimes:
         """"T" sorts after a space, so before the first row has been read, a bound with it excludes no row."""
         self._offset: timedelta | None = None
         self._unreadable: set[str] = set()
-        self._column = '"' + source.due.replace('"', '""') + '"'
-        self.millis = f"{self._function}({self._column})"
+        self.millis = f"{self._function}({column})"
         """The SQL expression for a row's due time, without `after`; for text, in milliseconds."""
 
     def prepare(self, connection: sqlite3.Connection) -> None:
@@ -286,7 +291,7 @@ class SqliteTimes:
     def _shown(self, now: Millis) -> datetime:
         """`now` as a naive time in the column's offset or zone."""
         if self._offset is None:
-            return cutoff(now, self._source.zone)
+            return cutoff(now, zone_of(self._source.zone))
         return (as_datetime(now) + self._offset).replace(tzinfo=None)
 
     def _read(self, value: Any) -> Millis | None:
@@ -305,7 +310,7 @@ class SqliteTimes:
         if len(value) > 10:
             self._separator = value[10]
         if offset is None:
-            return instant_of(moment, self._source.zone)
+            return instant_of(moment, zone_of(self._source.zone))
         try:
             return instant(moment)
         except ValueError:
