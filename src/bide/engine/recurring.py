@@ -237,13 +237,15 @@ class Recurring:
         move = Move(record.topic, record.key, At(following), record.token)
         return await self._client._session.change(move)
 
-    async def run_now(self, topic: str, key: str | None = None, *, once_at: Millis | None = None) -> Answer:
+    async def run_now(self, topic: str, key: str | None = None, *, once_at: When | None = None) -> Answer:
         """Run it once now, as a separate task in addition to the plan: `created`; also while it is paused.
 
         `finished`: it has ended. `once_at`: the instant that names the occurrence, so that a repeated call runs
         nothing: `kept`.
         """
-        found, at = await self._found(topic, key), self._client.clock.now() if once_at is None else once_at
+        now = self._client.clock.now
+        at = now() if once_at is None else instant(once_at, field="once_at", now=now)
+        found = await self._found(topic, key)
         if found is None or not found[0].state.live:
             return Answer(Result.NOT_FOUND) if found is None else Answer(Result.FINISHED, found[0])
         while (answer := (await self._own_tasks(found[0], [at]))[0]).result is Result.KEPT and once_at is None:

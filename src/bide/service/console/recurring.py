@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
-from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant
+from bide.core.instants import Millis, as_datetime, instant, instant_text
 from bide.core.names import check_topic
 from bide.core.options import recurrence_of
 from bide.core.records import Count, Record, Ref, Result, State
@@ -114,7 +114,11 @@ class RecurringPage(Page):
             computed["trouble"] = inert_line(str(error))
         acts = {act for act, needed in _ACTS.items() if request.caller.may(needed, ref.topic)}
         acts -= {"pause", "skip_next"} if recurrence.paused else {"resume"}
-        bound = {"if_token": record.token, "once_at": now} | _bound(request, "skip_next") | _bound(request, "run_now")
+        bound = (
+            {"if_token": record.token, "once_at": instant_text(now)}
+            | _bound(request, "skip_next")
+            | _bound(request, "run_now")
+        )
         return request.render(
             "recurring_one.html", ref=ref, record=record, recurrence=recurrence, rule=rule, misses=misses, **computed,
             acts=acts if record.state.live else set(), said=request.field("said"), bound=bound,
@@ -142,13 +146,15 @@ class RecurringPage(Page):
         return request.redirect(address(back, said=f"{act}-{answer.result.value}", **again))
 
 
-def _bound(request: PageRequest, act: str) -> dict[str, int]:
+def _bound(request: PageRequest, act: str) -> dict[str, Any]:
     """The argument that binds a form to what its viewer saw, so that a second click does nothing.
 
     The page after a success carries it too, since the second click of a double click may land there.
     """
-    name, most = {"skip_next": ("if_token", LAST_TOKEN), "run_now": ("once_at", LAST_INSTANT)}.get(act, ("", 0))
-    return {name: seen} if name and (seen := request.number_field(name, 0, least=1, most=most)) else {}
+    if act == "run_now":
+        return {"once_at": at} if (at := request.field("once_at")) else {}
+    token = request.number_field("if_token", 0, least=1, most=LAST_TOKEN) if act == "skip_next" else 0
+    return {"if_token": token} if token else {}
 
 
 async def _found(request: PageRequest) -> tuple[Record, Recurrence] | None:
