@@ -44,7 +44,7 @@ def test_every_setting_has_its_variable_and_says_what_it_is(one: Described) -> N
     assert getattr(changed, one.name) != one.default
     assert changed == dataclasses.replace(Settings(), **{one.name: getattr(changed, one.name)})
     assert one.sentence.endswith(".")
-    if one.default is not None:
+    if one.default_text:
         assert one.kind.read(one.default_text, one.name) == one.default
 
 

@@ -137,6 +137,8 @@ class Bide(Client):
     ) -> None:
         if settings is not None and overrides:
             raise BadInput("settings", settings, f"either a Settings, or single ones: {', '.join(overrides)}; not both")
+        if not isinstance(settings, Settings | None):
+            raise BadInput("settings", settings, "a Settings, as of Settings.from_env()")
         self.settings = Settings.from_env(**overrides) if settings is None else settings
         self.url = self.settings.store if store is None else store if isinstance(store, str) else f"<{store!r}>"
         """The store as given by the caller; a URL may contain a password."""

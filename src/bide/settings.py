@@ -166,7 +166,7 @@ class Described(Struct, frozen=True):
 
     @property
     def default_text(self) -> str:
-        return self.kind.text(self.default)
+        return "" if self.default == LONGEST else self.kind.text(self.default)
 
 
 def _setting(default: Any, kind: Kind, sentence: str) -> Any:

@@ -55,6 +55,7 @@ ONE_HOUR = ("--delay", "1h")
         (("events", "t"), "KEY", "nothing was given", "or neither"),
         (("move", "t", "k"), "delay", "nothing was given", "one of the two"),
         (("move", "t", "k", *ONE_HOUR, "--if-token", "new"), "--if-token", "'new'", "a whole number"),
+        (("schedule", "t", *ONE_HOUR, "--if-token", "1"), "--if-token", "1", "together with --key"),
         (("cancel",), "TOPIC, KEY", "nothing was given", "--group GROUP"),
         (("cancel", "t"), "KEY", "nothing was given", "--group GROUP"),
         (("cancel", "t", "k", "--group", "g"), "TOPIC", "'t'", "only --topic together with --group"),

@@ -411,6 +411,7 @@ def test_a_name_beyond_the_encoding_of_the_terminal(line: CommandLine, environ: 
     assert (done.returncode, done.stderr) == (Exit.DONE, "")
     done = run("bide ls --json", **environ)
     assert json.loads(done.stdout)["key"] == json.loads(done.stdout)["payload"] == key
+    assert "###" in run("bide tally --ahead 2h --step 1h", **environ).stdout
 
 
 def caller(line: CommandLine, text: str) -> tuple[str, set[Verb], tuple[str, ...]]:

@@ -22,6 +22,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import Millis, as_datetime, instant_text
 from bide.core.options import LONGEST_OPTIONS, recurrence_of, with_recurrence
 from bide.core.recurrence import zones
+from bide.core.recurrence.ical import RRuleSearch, rrule_times
 from bide.core.recurrence.plan import Recurrence
 from bide.core.recurrence.rules import At, Cron, Every, RRule, RRuleRule, Rule, refresh_zones, rule_of
 
@@ -649,3 +650,10 @@ def test_what_is_no_text_is_refused(given: Any) -> None:
     for make in (Cron, RRule, at, rule_of, partial(Cron, "0 8 * * *", zone=given), partial(at, START, zone=given)):
         with pytest.raises(BadInput):
             make() if isinstance(make, partial) else make(given)
+
+
+def test_a_step_of_a_rule_that_shifts_against_the_day_goes_straight_to_its_time() -> None:
+    rule = RRule("FREQ=MINUTELY;INTERVAL=1439;BYHOUR=3;BYMINUTE=7", start="2030-01-01T03:07Z")
+    search = RRuleSearch(rrule_times(rule.text, rule.begin), left=20)
+    first = search.first_at_or_after(rule.begin + 1)
+    assert first == rule.begin + 1440 * 1439 * 60_000

@@ -151,6 +151,8 @@ async def test_a_handler_is_declared_once_and_rightly() -> None:
     for url, accepted in (("", "store URL"), ("sqlite:///:memory:", 'without a file, "memory:"')):
         with pytest.raises(BadInput, match=accepted):
             Bide(url)
+    with pytest.raises(BadInput, match="settings"):
+        Bide(settings="lease=5s")  # type: ignore[arg-type]
 
 
 async def test_a_kind_of_text_names_a_topic_by_its_plain_text() -> None:
@@ -227,6 +229,20 @@ async def test_a_group_verb_that_fails_half_way_says_what_it_did(lost: str) -> N
         *done, error = caught.value.answers
         assert [answer.result for answer in done if isinstance(answer, Answer)] == ["moved"] * 500
         assert isinstance(error, StoreUnavailable)
+
+
+async def test_a_group_verb_whose_app_closes_half_way_says_what_it_did() -> None:
+    class Closing(MemoryStore):
+        async def find(self, where: Filter, page: Page) -> Found:
+            if page.cursor is not None:
+                raise NotOpen("the app is closed")
+            return await super().find(where, page)
+
+    async with Bide(Closing()) as app:
+        await app.schedule_many([app.new("t", n, key=str(n), group="g", delay="2h") for n in range(700)])
+        with pytest.raises(PartlyFailed, match="closed") as caught:
+            await app.shift("g", "1h")
+        assert len(caught.value.answers) == 501
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "5", 2**63])

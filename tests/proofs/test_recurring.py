@@ -17,6 +17,10 @@ def test_twenty_seeds_give_each_instant_exactly_one_task(first: int) -> None:
         assert not wrongs(seed), f"seed {seed}"
 
 
+def test_what_was_queued_while_a_process_stood_still_may_be_late_by_a_minute() -> None:
+    assert not wrongs(1048), "with catch_up none"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 @pytest.mark.parametrize("store", ["sqlite", "redis", "postgres", "mysql"])
 def test_a_deploy_at_the_instant_neither_loses_nor_doubles_it(store: str, request: pytest.FixtureRequest) -> None:

@@ -605,7 +605,7 @@ def test_half_a_character_is_named(plain: Api, topic: str) -> None:
 def test_a_recurring_task_takes_headers_and_shows_its_policies(plain: Api, topic: str) -> None:
     ask = {
         "rule": "every 1h", "start": "2099-01-01T00:00Z", "times": 3, "headers": {"a": "b"}, "retry": ["1m", "5m"],
-        "window": "90s", "most": 7, "deadline": "2h", "end_when_dead": True,
+        "window": "90s", "most": 7, "deadline": "2h", "end_when_dead": True, "jitter": "30m",
     }  # fmt: skip
     put = partial(plain, "PUT", f"/v1/topics/{topic}/recurring/r")
     assert [put(ask).answer, put(ask).answer] == [(201, "created"), (200, "kept")]
@@ -620,7 +620,7 @@ def test_a_recurring_task_takes_headers_and_shows_its_policies(plain: Api, topic
     [skipped] = plain("POST", f"/v1/topics/{topic}/recurring/r", {"do": "skip_next"}).json
     [planned] = plain("POST", f"/v1/topics/{topic}/recurring/r", {"do": "replan"}).json
     assert (skipped["answer"], planned["answer"]) == ("moved", "moved")
-    assert planned["task"]["due_at"] == "2099-01-01T00:00:00.000Z"
+    assert planned["task"]["occurrence"] == "2099-01-01T00:00:00.000Z" < planned["task"]["due_at"], "with its jitter"
 
 
 def test_an_unknown_field_is_named_with_the_nearest_there_is(plain: Api, topic: str) -> None:

@@ -21,6 +21,14 @@ class TestHeapTimer(TimerSuite):
         return HeapTimer(start=start)
 
 
+def test_a_heap_refuses_what_is_no_time() -> None:
+    timer = HeapTimer[str]()
+    with pytest.raises(TypeError):
+        timer.add("a", "text")  # type: ignore[arg-type]
+    timer.add("b", 1)
+    assert timer.advance(1) == ["b"]
+
+
 class TestHashedWheel(TimerSuite):
     def make_timer(self, start: Millis = 0) -> Timer[Any]:
         return HashedWheel(start=start)

@@ -289,10 +289,11 @@ def _print_forecast(found: Tally, edges: list[Millis]) -> None:
         for place in range(1, len(edges) - 1)
     ]
     most = max((count.number for count in sums), default=0)
+    block = "█" if printer.encoding.startswith("utf") else "#"
     widest = max(10, min(60, printer.width - 50))
     table = plain_table("comes due within", "until", "tasks", "", right=("tasks",))
     for place, count in enumerate(sums, 1):
-        bar = "█" * max(1, round(count.number / most * widest)) if count.number else ""
+        bar = block * max(1, round(count.number / most * widest)) if count.number else ""
         until = edges[place + 1]
         within = duration_text(until - edges[1])
         table.add_row(*cells(within, (local_words(until), "dim"), count_words(count), (bar, "cyan")))

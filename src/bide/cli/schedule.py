@@ -94,6 +94,8 @@ def schedule(
         raise BadInput("--from", first, "together with --many only")
     if topic is None:
         raise BadInput("TOPIC", None, "the kind of the task, such as order.close")
+    if given["key"] is None and given["if_token"] is not None:
+        raise BadInput("--if-token", given["if_token"], "together with --key only: a new key has no token")
     data = read_payload(payload, raw=raw)
     return context.answer(
         topic, given["key"] or "", lambda app: app.schedule(topic, data, on_conflict=on_conflict, **given), make=True

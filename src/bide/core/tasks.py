@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 
-from bide.core.instants import Length, When, as_datetime
+from bide.core.instants import Length, Millis, When, as_datetime
 from bide.core.names import error_parts
 from bide.core.options import decode_options, known_options, recurrence_of
 from bide.core.payloads import Decode, decode_json
@@ -17,6 +17,13 @@ from bide.core.recurrence.plan import Recurrence
 P = TypeVar("P")
 _UNREAD: Any = object()
 _ONLY_RUNNING = "only the task that a running handler was given can do this"
+
+
+def occurrence_of(record: Record) -> Millis | None:
+    """The nominal instant of an occurrence; None: the task does not recur. Raises BadInput for an unknown zone."""
+    options = known_options(record.options)
+    rule = None if options.recurrence is None else options.recurrence.rule
+    return options.occurrence if rule is None else rule.nominal(record.due_at, record.key)
 
 
 class Task(Generic[P]):
@@ -111,10 +118,8 @@ class Task(Generic[P]):
 
         It is the due time without the jitter; for an occurrence that was moved, the time to which it was moved.
         """
-        options = known_options(self.record.options)
-        if options.recurrence is not None:
-            return as_datetime(options.recurrence.rule.nominal(self.record.due_at, self.record.key))
-        return None if options.occurrence is None else as_datetime(options.occurrence)
+        occurrence = occurrence_of(self.record)
+        return None if occurrence is None else as_datetime(occurrence)
 
     @property
     def due_at(self) -> datetime:

@@ -23,7 +23,7 @@ from bide.core.lifecycle import gone
 from bide.core.names import check_name, check_topic, new_id
 from bide.core.options import encode_options, recurrence_of, with_recurrence
 from bide.core.payloads import encode_payload
-from bide.core.records import Move, NewTask, Record, Ref, Result, State
+from bide.core.records import Move, NewTask, Record, Ref, Result, State, Token
 from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence
 from bide.core.recurrence.rules import Bounds, Rule
 from bide.core.retry import RetryPolicy, policy
@@ -222,10 +222,11 @@ class Recurring:
         """
         return await self._set_paused(topic, key, paused=False)
 
-    async def skip_next(self, topic: str, key: str | None = None) -> Answer:
+    async def skip_next(self, topic: str, key: str | None = None, *, if_token: Token | None = None) -> Answer:
         """Skip the next occurrence: `moved`. `under_way`: one is running now or waits for its retry.
 
-        `refused`: it is paused. If it is the last occurrence, the rule ends: `cancelled`.
+        `refused`: it is paused. If it is the last occurrence, the rule ends: `cancelled`. `if_token`: only while the
+        task has this token; else `stale_token`.
         """
         found = await self._found(topic, key)
         if found is None:
@@ -233,6 +234,8 @@ class Recurring:
         record, recurrence = found
         if record.state.live and (recurrence.paused or under_way(record)):
             return Answer(Result.REFUSED if recurrence.paused else Result.UNDER_WAY, record)
+        if if_token not in (None, record.token):
+            return Answer(Result.STALE_TOKEN, record)
         due_at = due_next(record, recurrence, self._client.clock.now())
         following = None if due_at is None else recurrence.first(due_at, record.key)
         if following is None:
@@ -240,15 +243,18 @@ class Recurring:
         move = Move(record.topic, record.key, At(following), record.token)
         return await self._client._session.change(move)
 
-    async def run_now(self, topic: str, key: str | None = None) -> Answer:
+    async def run_now(self, topic: str, key: str | None = None, *, once_at: When | None = None) -> Answer:
         """Run it once now, as a separate task in addition to the plan: `created`; also while it is paused.
 
-        `finished`: it has ended.
+        `finished`: it has ended. `once_at`: the instant that names the occurrence, so that a repeated call runs
+        nothing: `kept`.
         """
-        found, at = await self._found(topic, key), self._client.clock.now()
+        now = self._client.clock.now
+        at = now() if once_at is None else instant(once_at, field="once_at", now=now)
+        found = await self._found(topic, key)
         if found is None or not found[0].state.live:
             return Answer(Result.NOT_FOUND) if found is None else Answer(Result.FINISHED, found[0])
-        while (answer := (await self._own_tasks(found[0], [at]))[0]).result is Result.KEPT:
+        while (answer := (await self._own_tasks(found[0], [at]))[0]).result is Result.KEPT and once_at is None:
             at += 1  # it runs once for each call, also for several within one millisecond
         return answer
 

@@ -17,7 +17,7 @@ from typing import Any, Never, TypedDict, TypeVar
 from msgspec import Struct
 
 from bide.core.answers import Answer
-from bide.core.errors import BadInput, PartlyFailed, StoreError
+from bide.core.errors import BadInput, NotOpen, PartlyFailed, StoreError, StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import (
     LAST_INSTANT,
@@ -497,9 +497,11 @@ class ClientVerbs:
                 cursor = found.cursor
                 if cursor is None:
                     return answers
-        except StoreError as error:
+        except (StoreError, NotOpen) as error:
             if not answers:
                 raise
+            if isinstance(error, NotOpen):  # the app closed meanwhile
+                error = StoreUnavailable(str(error))
             raise PartlyFailed([*answers, *(error.answers if isinstance(error, PartlyFailed) else [error])]) from error
 
     def _count_kept(self, changes: Sequence[Change], answers: Sequence[Answer]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Container
+from contextlib import suppress
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -22,6 +23,7 @@ from bide.core.records import OnConflict, OutcomeKind, Pause, Record, Result, St
 from bide.core.recurrence.plan import MOST, CatchUp, Overlap
 from bide.core.recurrence.zones import OnGap, OnRepeat
 from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Ladder, RetryPolicy
+from bide.core.tasks import occurrence_of
 from bide.engine.recurring import planned
 
 MOST_AT_ONCE = 10_000
@@ -317,6 +319,8 @@ class TaskShape(Struct, frozen=True, gc=False):
     trace: (
         Annotated[str, Meta(description="the traceback; only for a single task that an exception ended")] | UnsetType
     ) = UNSET
+    occurrence: InstantText | UnsetType = UNSET
+    """The instant of the rule for which a recurring task's delivery stands: `due_at` without the jitter."""
 
 
 class DetailShape(Struct, frozen=True):
@@ -489,11 +493,16 @@ def task_shape(record: Record, *, withheld: bool = False, alone: bool = False) -
     due = instant_text(record.due_at)
     wake = due if record.wake_at == record.due_at else instant_text(record.wake_at)
     error, trace = error_parts(record.error)
+    occurrence = None
+    if record.options:
+        with suppress(BadInput):  # a zone that is not known here
+            occurrence = occurrence_of(record)
     return TaskShape(
         storable(record.topic), storable(record.key), record.id, record.group, record.state.value, due, wake,
         record.attempt, record.token,
         raw, encoded, None if record.error is None else error, instant_text(record.created_at),
         _optional(record.finished_at), trace if trace and alone else UNSET,
+        UNSET if occurrence is None else instant_text(occurrence),
     )  # fmt: skip
 
 

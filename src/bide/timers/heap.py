@@ -61,7 +61,7 @@ class HeapTimer(Generic[Item]):
 
     def add(self, item: Item, at: Millis) -> None:
         """Add `item` for `at`; an existing item is moved. O(log n)."""
-        entry = (at, next(self._serial), item)
+        entry = (+at, next(self._serial), item)  # refuses what is no number before the heap has it
         self._entries[item] = entry
         heappush(self._heap, entry)
         # only adding grows the heap, so adding pays for the cleaning

@@ -218,6 +218,24 @@ def test_each_button_does_what_it_says(browser: Browser, one: Running) -> None:
     assert browser.send([*stale[:2], ("do", "explode")], "/recurring").status == 422
 
 
+@pytest.mark.parametrize("button", ["Skip next", "Run now"])
+def test_a_second_click_does_nothing(browser: Browser, one: Running, button: str) -> None:
+    add(one, "t", Every("1h"), key="k")
+    shown = one_of(browser, "t", "k")
+
+    def done() -> tuple[object, ...]:
+        return len(one.run(all_of(one.app, "t"))), task_of(one, "t", "k").due_at
+
+    browser.press(button)
+    before = done()
+    assert "Press again to do it now." in browser.press(button).words, "on the page that follows"
+    browser.page = shown
+    assert "Press again to do it now." in browser.press(button).words, "on the same page"
+    assert done() == before
+    browser.press(button)
+    assert done() != before
+
+
 async def all_of(app: Bide, topic: str) -> list[Any]:
     return [task async for task in app.find(topic=topic)]
 

@@ -475,6 +475,24 @@ async def test_what_is_asked_does_not_grow_with_the_topics(
         assert tally <= 2 + 2 * (1 + 1_000 // 71)
 
 
+async def test_a_page_of_what_was_added_as_one_batch_takes_few_reads(
+    shared_url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_store(shared_url, query="&shards=16", clock="caller")
+    shard_of = store._open().layout.shard_of
+    await put(store, *(new(f"{n}", due=At(NOW + shard_of("t", f"{n}"))) for n in range(2_000)))
+    reads, entries = 0, reading._entries
+
+    async def counted(*args: Any, **how: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await entries(*args, **how)
+
+    monkeypatch.setattr(reading, "_entries", counted)
+    assert len((await store.find(Filter(state=State.WAITING), Page(limit=500))).tasks) == 500
+    assert reads <= 6
+
+
 async def test_a_topic_is_examined_as_a_whole(
     shared_url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,8 @@ class Play:
         """Check the occurrences of the outage that ran after it."""
         since = self.stopped_at if self.kind == "stop" else self.before - _OUTAGE
         first, last = (FIRST_INSTANT + round(1000 * at) for at in (since, self.before))
+        if (self.kind, self.overlap, self.catch_up) == ("stop", "queue", "none"):
+            last -= 60_000  # what came while one ran is queued, and may be late by a minute
         old = sorted(
             at for at, ids in self.seen.items() if first < at <= last - 5_000 and min(ids.values()) > self.before - 1
         )

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from datetime import date, datetime
 from functools import lru_cache
 from itertools import product
+from math import gcd
 
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
@@ -137,21 +138,22 @@ class RRuleTimes:
         self._offsets = sorted(map(sum, product(*fine)))
         if len(self._offsets) > _MOST_A_DAY:
             raise _refusal(text, f"at most {_MOST_A_DAY} combinations of BYHOUR, BYMINUTE and BYSECOND")
+        step = self._interval * self._unit
+        turn = 86_400 // gcd(step, 86_400) if self._limits else 1  # after so many units the times of day come again
+        self._open = bytes(self._allows(self._begin + number * step) for number in range(turn))
+        """For each unit of a turn from the beginning on, whether the rule allows its time of day."""
 
     def search(self, local: Millis, left: int) -> tuple[Millis | None, int]:
         """The first time that is not before `local`, without the COUNT, and what is left of `left` days to search."""
         seconds = max(-(-local // 1000), self._begin)
         index = self._index(seconds)
         try:
-            while left > 0:
+            while left > 0 and 1 in self._open:
                 times = _period(self, index)
                 if (place := bisect_left(times, seconds)) < len(times):
                     found = times[place] * 1000
                     return found if found <= self._until else None, left
-                begun, index = index, index + 1 if self.fixed else self._units(index + 1).start // self._size
-                for size, modulus, given in self._limits:  # past an hour that a rule by seconds leaves out
-                    if size > self._size and (closed := index * self._size // size) % modulus not in given:
-                        index = (closed + 1) * size // self._size
+                begun, index = index, index + 1 if self.fixed else self._open_unit(index + 1) // self._size
                 index = max(index, self._index(self._open_day(self._days(index).start) * 86_400))
                 left -= (index - begun) * (self._months * 10 or 1) if self.fixed else 10
         except (OverflowError, ValueError):  # after the year 9999
@@ -169,11 +171,7 @@ class RRuleTimes:
             at, limits = index * self._size, self._limits
             if any(size >= self._size and at // size % modulus not in given for size, modulus, given in limits):
                 return []
-            days = [
-                unit
-                for unit in (self._units(index) if days else ())
-                if all(unit // size % modulus in given for size, modulus, given in limits)
-            ]
+            days = list(filter(self._allows, self._units(index) if days else ()))
         times = [start + offset for start in days for offset in self._offsets]
         if "BYSETPOS" in self._by:
             chosen = {place - (place > 0) for place in self._by["BYSETPOS"] if abs(place) <= len(times)}
@@ -185,6 +183,16 @@ class RRuleTimes:
         first = index * self._size // self._unit
         first += (self._begin // self._unit - first) % self._interval
         return range(first * self._unit, (index + 1) * self._size, self._interval * self._unit)
+
+    def _open_unit(self, index: int) -> int:
+        """The first unit from a shorter period on whose time of day the rule allows, in seconds."""
+        first, step, turn = self._units(index).start, self._interval * self._unit, len(self._open)
+        number = (first // self._unit - self._begin // self._unit) // self._interval % turn
+        place = self._open.find(1, number)
+        return first + ((place if place >= 0 else turn + self._open.find(1)) - number) * step
+
+    def _allows(self, unit: int) -> bool:
+        return all(unit // size % modulus in given for size, modulus, given in self._limits)
 
     def _days(self, index: int) -> range:
         """The days of a period, as days since 1970-01-01; the day around a period that is shorter."""

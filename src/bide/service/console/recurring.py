@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
-from bide.core.instants import Millis, as_datetime, instant
+from bide.core.instants import Millis, as_datetime, instant, instant_text
 from bide.core.names import check_topic
 from bide.core.options import recurrence_of
 from bide.core.records import Count, Record, Ref, Result, State
@@ -21,6 +21,7 @@ from bide.core.recurrence.zones import zone_info
 from bide.engine.recurring import planned
 from bide.insight.cached_query import CachedQuery
 from bide.insight.recurring import MOST, Miss, misses_of, past_of, recurring_tasks
+from bide.ports.remote import LAST_TOKEN
 from bide.service.access import Verb
 from bide.service.console.i18n import Locale, inert_line
 from bide.service.console.pages import ConsoleContext, Page, PageRequest
@@ -113,9 +114,14 @@ class RecurringPage(Page):
             computed["trouble"] = inert_line(str(error))
         acts = {act for act, needed in _ACTS.items() if request.caller.may(needed, ref.topic)}
         acts -= {"pause", "skip_next"} if recurrence.paused else {"resume"}
+        bound = (
+            {"if_token": record.token, "once_at": instant_text(now)}
+            | _bound(request, "skip_next")
+            | _bound(request, "run_now")
+        )
         return request.render(
             "recurring_one.html", ref=ref, record=record, recurrence=recurrence, rule=rule, misses=misses, **computed,
-            acts=acts if record.state.live else set(), said=request.field("said"),
+            acts=acts if record.state.live else set(), said=request.field("said"), bound=bound,
         )  # fmt: skip
 
     async def _act(self, request: PageRequest) -> Reply:
@@ -134,9 +140,21 @@ class RecurringPage(Page):
                 answer = Answer(Result.UNDER_WAY, record)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_PATIENCE if record.state is State.LEASED else None):
-                        answer = await getattr(request.client.recurring, act)(*ref)
+                        answer = await getattr(request.client.recurring, act)(*ref, **_bound(request, act))
         back = "/recurring" if act == "remove" and answer.ok else recurring_address(*ref)
-        return request.redirect(address(back, said=f"{act}-{answer.result.value}"))
+        again = _bound(request, act) if answer.result in (Result.MOVED, Result.CREATED) else {}
+        return request.redirect(address(back, said=f"{act}-{answer.result.value}", **again))
+
+
+def _bound(request: PageRequest, act: str) -> dict[str, Any]:
+    """The argument that binds a form to what its viewer saw, so that a second click does nothing.
+
+    The page after a success carries it too, since the second click of a double click may land there.
+    """
+    if act == "run_now":
+        return {"once_at": at} if (at := request.field("once_at")) else {}
+    token = request.number_field("if_token", 0, least=1, most=LAST_TOKEN) if act == "skip_next" else 0
+    return {"if_token": token} if token else {}
 
 
 async def _found(request: PageRequest) -> tuple[Record, Recurrence] | None:

@@ -130,9 +130,12 @@ async def find(reader: Reader, where: Filter, page: Page) -> Found:
         after: Position | None = None
         if (topic, step) == (place.topic, max(place.row, 0)) and place.key:
             after = place.instant, place.key.encode()
+        growth = 1  # for indexes that fill one after the other, as by a long batch
         while len(shown) <= page.limit:
             wanted = page.limit + 1 - len(shown)
-            entries = await _entries(reader, where, indexes, after, wanted, timed=order == "live")
+            share = min(wanted, growth * _share(wanted, len(indexes)))
+            entries = await _entries(reader, where, indexes, after, wanted, share, timed=order == "live")
+            growth *= 2
             if not entries:
                 break
             after = entries[-1]
@@ -211,15 +214,15 @@ async def _counted(
 
 
 async def _entries(
-    reader: Reader, where: Filter, indexes: Sequence[Index], after: Position | None, count: int, *, timed: bool
-) -> list[Position]:
-    """The next entries of these indexes. `timed`: for a list by wake time."""
+    reader: Reader, where: Filter, indexes: Sequence[Index], after: Position | None, count: int, share: int, *,
+    timed: bool,
+) -> list[Position]:  # fmt: skip
+    """The next `count` entries of these indexes, or fewer, from `share` of each. `timed`: for a list by wake time."""
     low = (where.wake_from or 0) if timed else 0
     high = where.wake_before if timed and where.wake_before is not None else LAST_INSTANT + 1
     if after is not None and after[0] < low:
         after = None
     place = (low, b"", "from") if after is None else (repr(after[0]), after[1], "behind")
-    share = _share(count, len(indexes))
     pages = await reader.ask(
         [(shard, ("EVALSHA", _PAGE.sha, 1, index, *place[:2], high, share, place[2])) for shard, index in indexes]
     )
