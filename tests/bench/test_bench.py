@@ -174,6 +174,13 @@ def settle(key: str, at: float) -> Settled:
     return Settled(key, round(at * 1_000_000))
 
 
+def test_a_good_run_has_nothing_to_report() -> None:
+    found = examine([start("b", 12.5, planned_at=12), start("a", 11)], [settle("a", 13), settle("b", 14)])
+    assert list(found.lateness) == [1.0, 2.5]
+    assert (found.first_start, found.last_start, found.last_settled) == (11_000_000, 12_500_000, 14_000_000)
+    assert (found.lost, found.faults()) == (0, [])
+
+
 def test_what_begins_again_after_its_settle_is_duplicated_and_before_it_redelivered() -> None:
     settles = [settle("a", 13), settle("b", 13)]
     twice = [start("a", 11), start("b", 11)]

@@ -9,8 +9,9 @@ import pytest
 from redis import Redis
 
 from bide.core.errors import BadInput, StoreUnavailable
+from bide.wiring import address_of
 from bide_bench.plan import Plan, limit_of, open_target
-from bide_bench.redis_server import Busy, RedisServer, redis_server
+from bide_bench.redis_server import Busy, RedisServer, connect, redis_server
 from bide_proofs.servers import redis as servers
 
 
@@ -120,3 +121,11 @@ async def test_a_url_that_cannot_be_read_is_refused(url: str) -> None:
     with pytest.raises(BadInput, match=r"store|namespace"):
         async with open_target(url):
             pass
+
+
+def test_a_url_is_read_as_the_store_reads_it() -> None:
+    for url, said in (
+        ("rediss://u%40v:p%3Aq@host?db=2&ssl_cert_reqs=none", {"username": "u@v", "password": "p:q", "db": 2}),
+        ("unix:///run/redis%20one.sock?db=1", {"path": "/run/redis one.sock", "db": 1}),
+    ):
+        assert said.items() <= connect(address_of(url)).connection_pool.connection_kwargs.items()

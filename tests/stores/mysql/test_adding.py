@@ -17,6 +17,7 @@ from bide.core.errors import OutcomeUnknown
 from bide.core.instants import At, Due, In
 from bide.core.names import new_id
 from bide.core.records import Cancel, Filter, Move, NewTask, OnConflict, Page, Record, Redrive, Ref, Result, State
+from bide.stores import mysql
 from bide.stores.mysql import MySqlStore, operations, queries
 from bide.stores.mysql.connection import Connection, Rows, address_of, connect
 from bide.stores.mysql.lease_batches import BatchKey, LeaseBatch, LeasedRows
@@ -163,6 +164,7 @@ async def test_a_worker_polls_by_one_packet_that_only_reads(
     url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leasing, "THOROUGH_EVERY", 600.0)
+    monkeypatch.setattr(mysql.leasing, "EXPENSIVE", 600.0)
     store = await open_store(url, clock="server")
     await put(store, new(due=In(HOUR)))
     await lease(store)

@@ -216,6 +216,10 @@ async def test_conditions_on_rows_mean_these_and_no_others(surveyed: Surveyed) -
         assert sorted(map(tuple, found)) == holds
 
 
+def test_what_lies_together_is_written_as_a_range() -> None:
+    assert these([4, 5, 7, 8, 9, 10, 11, 13]) == b"(`row` BETWEEN 7 AND 10 OR `row` IN (4, 5, 11, 13))"
+
+
 @pytest.mark.parametrize("there", [2, 3, 10, 100, 1_000])
 async def test_what_writes_by_row_reads_none_of_others_in_a_small_table(surveyed: Surveyed, there: int) -> None:
     """It would wait for those that somebody has locked."""

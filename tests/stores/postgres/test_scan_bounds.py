@@ -154,15 +154,18 @@ def test_with_another_connection_a_scan_is_full(clock: Clock) -> None:
         known.scanned(["t"], 0.02, NOW + 2_001, start, LASTS)
 
 
-# --- on a server
-
-
-def test_where_it_is_not_used_every_scan_is_full(clock: Clock) -> None:
-    known = PostgresScanBounds(used=False, background=begins, clock=clock)
+@pytest.mark.parametrize(("used", "took"), [(True, 0.002), (False, 0.5)])
+def test_as_long_as_a_full_scan_is_cheap_or_bounds_are_not_used_each_is_one(
+    clock: Clock, used: bool, took: float
+) -> None:
+    known = PostgresScanBounds(used=used, background=begins, clock=clock)
     for _ in range(3):
         assert known.start(["t"], [NOW]) == FULL
-        known.scanned(["t"], 0.5, NOW, FULL, LASTS)
+        known.scanned(["t"], took, NOW, FULL, LASTS)
         assert not known.watching
+
+
+# --- on a server
 
 
 @asynccontextmanager

@@ -59,6 +59,14 @@ async def test_a_new_file_is_its_owners_alone_and_one_that_is_there_stays_as_it_
         os.umask(before)
 
 
+async def test_a_path_may_be_relative_and_stays_the_same_file(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(os.path.dirname(path))
+    async with opened("tasks.db") as store:
+        monkeypatch.chdir("/")
+        await put_one(store)
+        assert len(await listed(store, Filter())) == 1
+
+
 async def test_an_app_keeps_its_file_when_it_is_opened_again_elsewhere(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
