@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -134,6 +135,19 @@ async def test_a_slow_reading_falls_back_to_polling(server: Server) -> None:
     server.hangs = True
     await elapse(2 * A_POLL)
     assert server.runtime.look_every == POLL
+
+
+def test_failures_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bide.mysql")
+
+    @watched
+    async def fails(server: Server) -> None:
+        server.fails = StoreUnavailable("away")
+        await elapse(10 * A_POLL)
+
+    fails()
+    said = "the redo log's position cannot be read, so workers poll: away"
+    assert [one.getMessage() for one in caplog.records] == [said]
 
 
 @watched
