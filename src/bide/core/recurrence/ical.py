@@ -140,7 +140,10 @@ class RRuleTimes:
             raise _refusal(text, f"at most {_MOST_A_DAY} combinations of BYHOUR, BYMINUTE and BYSECOND")
         step = self._interval * self._unit
         turn = 86_400 // gcd(step, 86_400) if self._limits else 1  # after so many units the times of day come again
-        self._open = bytes(self._allows(self._begin + number * step) for number in range(turn))
+        day, limits = b"\1", {size: given for size, _, given in self._limits}
+        for size, modulus in ((1, 60), (60, 60), (3_600, 24)):  # each second of a day, as far as the limits allow it
+            day = b"".join(day if one in limits.get(size, range(modulus)) else bytes(size) for one in range(modulus))
+        self._open = bytes(day[(self._begin + number * step) % 86_400] for number in range(turn))
         """For each unit of a turn from the beginning on, whether the rule allows its time of day."""
 
     def search(self, local: Millis, left: int) -> tuple[Millis | None, int]:
