@@ -189,7 +189,7 @@ class ActionsPage(Page):
         elif record is not None and (answer.past or timedelta(0)) >= timedelta(seconds=1):
             said, ago = "past", request.locale.relative(record.due_at)
         if answer.ok and back:
-            return request.redirect(address(back, said=said))
+            return request.redirect(f"{back}{'&' if '?' in back else '?'}said={said}")
         since = []
         if not answer.ok:
             events = await request.client.events(ref.topic, ref.key, limit=20)
