@@ -38,9 +38,9 @@ class PythonHandler:
         try:
             self._decode: Decode = decoder_for(self.declared)
             self.check = checker_for(self.declared)
+            """A function that raises BadPayload for a payload that is not of the declared type."""
         except (NameError, RuntimeError, TypeError) as error:  # msgspec's and pydantic's
             raise SetupError(f"handler {self._name}: no payload can be a {self.declared!r} ({error})") from None
-        """A function that raises BadPayload for a payload that is not of the declared type."""
         self.asynchronous = is_coroutine_function(function)
         self._threads = threads
         self._pool: tuple[int, ThreadPoolExecutor] | None = None

@@ -240,7 +240,7 @@ class SqliteTimes:
     """
 
     def __init__(self, source: TableSource, column: str) -> None:
-        self._source, self._column = source, column
+        self._source, self._column, self._zone = source, column, zone_of(source.zone)
         self._after = source.after_ms
         self._kind = DueIs(source.due_is)
         self._function = f"bide_due_{next(_numbers)}"
@@ -291,7 +291,7 @@ class SqliteTimes:
     def _shown(self, now: Millis) -> datetime:
         """`now` as a naive time in the column's offset or zone."""
         if self._offset is None:
-            return cutoff(now, zone_of(self._source.zone))
+            return cutoff(now, self._zone)
         return (as_datetime(now) + self._offset).replace(tzinfo=None)
 
     def _read(self, value: Any) -> Millis | None:
@@ -310,7 +310,7 @@ class SqliteTimes:
         if len(value) > 10:
             self._separator = value[10]
         if offset is None:
-            return instant_of(moment, zone_of(self._source.zone))
+            return instant_of(moment, self._zone)
         try:
             return instant(moment)
         except ValueError:
