@@ -28,7 +28,7 @@ from bide_proofs.servers.mariadb import MariaDbServer
 from bide_proofs.servers.postgres import PostgresServer, ask
 from bide_proofs.servers.process import ServerMissing
 from bide_proofs.servers.redis import RedisServer
-from bide_proofs.servers.redis_replicas import RedisCluster, RedisSentinel
+from bide_proofs.servers.redis_replicas import RedisCluster
 from bide_proofs.servers.server import Running, ServerClock
 from bide_proofs.servers.services import OF_REDIS, SharedServers
 
@@ -144,19 +144,12 @@ redis_server = _private(RedisServer)
 postgres_server = _private(PostgresServer)
 mariadb_server = _private(MariaDbServer)
 starts_cluster = _private(RedisCluster)
-starts_sentinel = _private(RedisSentinel)
 
 
 @pytest.fixture
 def redis_cluster(starts_cluster: Starts[RedisCluster]) -> RedisCluster:
     """A private cluster, in 2 s."""
     return starts_cluster()
-
-
-@pytest.fixture
-def redis_sentinel(starts_sentinel: Starts[RedisSentinel]) -> RedisSentinel:
-    """A private master with two replicas and three sentinels, in half a second."""
-    return starts_sentinel()
 
 
 @pytest.fixture(scope="session")
