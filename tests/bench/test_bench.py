@@ -29,6 +29,8 @@ FIELDS: dict[str, set[str]] = {
     "lateness": LATENESS,
     "burst": {"first_ms", "last_ms", "completed_per_s"} | DELIVERED,
     "throughput": {"completed_per_s"} | DELIVERED,
+    "recurring": {"added_per_s", "step_us", "step_shared_us", "once_per_s", "recurring_per_s", "recurring_to_once"}
+    | DELIVERED,
     "change": {"move_per_s", "cancel_per_s", "bulk_move_per_s", "bulk_cancel_per_s", "shift_ms", "left_behind"},
     "idle": {"worker_cpu_pct", "server_cpu_pct", "worker_rss_mb", "calls_per_s"},
     "scale": {"us", "growth"},
@@ -41,6 +43,7 @@ RATIOS = {
     "schedule": {"ratio_single", "ratio_concurrent", "ratio_bulk"},
     "burst": {"ratio_completed"},
     "throughput": {"ratio_completed"},
+    "recurring": {"ratio_added", "ratio_once", "ratio_recurring"},
     "change": {"ratio_move", "ratio_cancel", "ratio_bulk_move", "ratio_bulk_cancel"},
 }
 SERVERS = {"redis:": "redis_url", "postgres:": "postgres_url", "mysql:": "mysql_url"}
@@ -53,6 +56,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending, "SECONDS", 0.2)
     monkeypatch.setattr(pending, "SETTLING", 0.1)
     monkeypatch.setattr(pending, "REPETITIONS", 3)
+    monkeypatch.setattr(deliver, "ROUNDS", 1)
+    monkeypatch.setattr(deliver, "LEAD", 1_000)
     monkeypatch.setattr(verbs, "SOON", (100, 600))
     for name, small in {"TASKS": 8, "SETTLING": 0.1, "IDLE": 0.1, "BUSY": 100, "LEAD": 0.4}.items():
         monkeypatch.setattr(shapes, name, small)

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from bide_bench.deliver import AHEAD, burst, crash, lateness, throughput
+from bide_bench.deliver import AHEAD, burst, crash, lateness, recurring, throughput
 from bide_bench.pending import idle, scale
 from bide_bench.plan import Limit, Plan, Progress, Report, limit_of, machine, open_target, silent
 from bide_bench.processes import BenchFault
@@ -24,7 +24,8 @@ from bide_bench.worker import loop_factory
 WORKLOADS: Mapping[str, Callable[[Plan, Limit], Coroutine[Any, Any, Report]]] = {
     workload.__name__: workload
     for workload in (
-        schedule, lateness, burst, throughput, change, idle, scale, topics, workers, payload, crash, timers, churn,
+        schedule, lateness, burst, throughput, recurring, change, idle, scale, topics, workers, payload, crash, timers,
+        churn,
     )
 }  # fmt: skip
 
@@ -33,7 +34,7 @@ WORKLOADS: Mapping[str, Callable[[Plan, Limit], Coroutine[Any, Any, Report]]] = 
 @click.argument("store", metavar="[STORE_URL]", default="sqlite:")
 @click.option(
     "--workload", type=click.Choice([*WORKLOADS, "all"]), default="all", show_default=True,
-    help="What to measure; all except churn, one after another, take about eight minutes.",
+    help="What to measure; all except churn, one after another, take about ten minutes.",
 )  # fmt: skip
 @click.option(
     "--n",

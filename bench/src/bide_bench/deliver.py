@@ -1,19 +1,23 @@
-"""The workloads of workers: `burst`, `throughput` and `crash` (many due at once), `lateness` (a steady rate)."""
+"""The workloads of workers: `burst`, `throughput`, `recurring` and `crash` (many due at once), `lateness` (a rate)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from operator import truediv
+from statistics import median
 from typing import Any
 
 from bide.app import Bide
 from bide.cli.output import current_millis
 from bide.core.answers import Answer
-from bide.core.instants import as_datetime, duration
+from bide.core.instants import Millis, as_datetime, duration
+from bide.core.options import recurrence_of
+from bide.core.recurrence.rules import Cron, Every, Rule
 from bide.settings import Settings
-from bide_bench.plan import Limit, Plan, Report, random_keys, rounded
+from bide_bench.plan import Limit, Plan, Report, in_batches, random_keys, rounded, uncollected
 from bide_bench.processes import BenchFault
 from bide_bench.worker import PAYLOAD, Start, Timers, Work, percentile
 from bide_bench.workers import (
@@ -39,6 +43,16 @@ AHEAD = {"2s": "2s", "20ms": "20ms", "0": "0s", "fire": ""}
 _LATE = Work(topic="bench.lateness")
 _FLOOD = Work(topic="bench.flood", seconds=3600.0, concurrency=1)
 """A topic whose only slot is busy for an hour: due tasks without a free worker."""
+_ZONES = (
+    "Pacific/Auckland", "Australia/Sydney", "Australia/Lord_Howe", "Asia/Tokyo", "Asia/Shanghai", "Asia/Kolkata",
+    "Asia/Karachi", "Asia/Dubai", "Asia/Tehran", "Europe/Istanbul", "Africa/Nairobi", "Africa/Cairo", "Europe/Helsinki",
+    "Europe/Rome", "Africa/Casablanca", "Europe/London", "Atlantic/Azores", "America/Sao_Paulo", "America/St_Johns",
+    "America/New_York", "America/Chicago", "America/Denver", "America/Los_Angeles", "Pacific/Honolulu",
+)  # fmt: skip
+LEAD = 2_000
+"""Milliseconds before the instant of a burst, besides those in which its tasks are stored."""
+ROUNDS = 5
+"""Pairs of bursts of `recurring`."""
 
 
 async def throughput(plan: Plan, limit: Limit) -> Report:
@@ -56,14 +70,10 @@ async def throughput(plan: Plan, limit: Limit) -> Report:
 async def burst(plan: Plan, limit: Limit) -> Report:
     """N tasks due at one instant: when the first and the last begin, and the rate until all are settled."""
     count, work = plan.count(100_000), Work(topic="bench.burst")
-    async with stage(plan, work) as on, on.workers() as workers:
-        await workers.go()
-        due = current_millis() + 2_000 + count // 8
-        keys = await fill(on.app, work.topic, count, plan=plan, limit=limit, at=as_datetime(due))
-        if current_millis() >= due:
-            raise BenchFault(f"{count} tasks could not be scheduled before they were due; give a smaller --n")
-        await asyncio.sleep(due / 1000 - time.time())
-        found = await _finish(workers, plan, dict.fromkeys(keys, due * NANOSECONDS))
+    async with stage(plan, work) as on:
+        due, found = await _burst(
+            on, count, lambda due: fill(on.app, work.topic, count, plan=plan, limit=limit, at=as_datetime(due))
+        )
     fields = {
         "first_ms": rounded(found.first_start / NANOSECONDS - due),
         "last_ms": rounded(found.last_start / NANOSECONDS - due),
@@ -71,6 +81,70 @@ async def burst(plan: Plan, limit: Limit) -> Report:
         **_counted(found),
     }
     return Report(fields=fields, faults=found.faults())
+
+
+async def _burst(
+    on: Stage, count: int, filled: Callable[[Millis], Coroutine[Any, Any, Sequence[str]]]
+) -> tuple[Millis, Findings]:
+    """Let `count` tasks come due at one instant; `filled` stores them for that instant and returns their keys."""
+    async with on.workers() as workers:
+        await workers.go()
+        due = current_millis() + LEAD + count // 8
+        keys = await filled(due)
+        if current_millis() >= due:
+            raise BenchFault(f"{count} tasks could not be scheduled before they were due; give a smaller --n")
+        await asyncio.sleep(due / 1000 - time.time())
+        return due, await _finish(workers, on.plan, dict.fromkeys(keys, due * NANOSECONDS))
+
+
+async def recurring(plan: Plan, limit: Limit) -> Report:
+    """N tasks at 08:00 in 24 zones: adding them, a step of a rule, and N / 4 in bursts, in turn with ordinary tasks."""
+    count, found, rates = plan.count(100_000), list[Findings](), dict[str, list[float]](once=[], recurring=[])
+    some, once, again = max(1, count // 4), Work(topic="bench.once", keep_done=3_600_000), Work(topic="bench.recurring")
+    async with stage(plan, once, again) as on:
+        verbs = on.app.recurring
+
+        async def add(rules: Sequence[Rule]) -> list[str]:
+            keys = random_keys(len(rules))
+            for pairs in in_batches([*zip(keys, rules, strict=True)]):
+                await verbs.add_many([verbs.new(again.topic, rule, PAYLOAD, key=key) for key, rule in pairs])
+            return keys
+
+        ways: dict[str, Callable[[Millis], Coroutine[Any, Any, Sequence[str]]]] = {
+            "once": lambda due: fill(on.app, once.topic, some, plan=plan, limit=limit, at=as_datetime(due)),
+            "recurring": lambda due: add([Every("1d", start=as_datetime(due))] * some),
+        }
+        for turn in range(ROUNDS):
+            for way in sorted(ways, reverse=turn % 2 == 1):  # neither is always the first of a pair
+                due, one = await _burst(on, some, ways[way])
+                rates[way].append(one.per_second(some, due * NANOSECONDS))
+                found.append(one)
+        began = time.perf_counter()
+        await add([Cron("0 8 * * *", zone=_ZONES[number % 24]) for number in range(count)])
+        seconds = time.perf_counter() - began
+        rules = [Cron(f"{number % 60} {number // 60} * * *", zone=_ZONES[number % 24]) for number in range(1_440)]
+        options = [verbs.new(again.topic, rule).options for rule in rules]
+    fields = {
+        "added_per_s": rounded(count / seconds),
+        "step_us": _step_us(options),
+        "step_shared_us": _step_us(options[:1] * len(options)),
+        **{f"{way}_per_s": median(rates[way]) for way in ways},
+        "recurring_to_once": rounded(median(map(truediv, rates["recurring"], rates["once"]))),
+        **{name: sum(_counted(one)[name] for one in found) for name in ("lost", "duplicated")},
+    }
+    return Report(fields=fields, faults=[fault for one in found for fault in one.faults()])
+
+
+def _step_us(options: Sequence[bytes]) -> float:
+    """The microseconds in which a task with such options finds its next instant, which no other task has looked up."""
+    now = current_millis()
+    with uncollected():
+        began = time.perf_counter()
+        for number, one in enumerate(options):
+            recurrence = recurrence_of(one)
+            assert recurrence is not None
+            recurrence.rule.after(now + number)
+        return rounded((time.perf_counter() - began) / len(options) * 1e6)
 
 
 async def _finish(workers: Workers, plan: Plan, expected: Mapping[str, int]) -> Findings:
