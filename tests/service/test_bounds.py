@@ -29,7 +29,7 @@ from bide.ports import remote
 from bide.service import requests, server
 from bide.service.access import ALL_VERBS, Verb, networks_of
 from bide.service.serving import ServeConfig, ServiceInstance
-from bide.service.sessions import COOKIE
+from bide.service.sessions import cookie_name
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 
@@ -352,7 +352,8 @@ def test_no_cursor_leads_to_what_is_others(ground: Ground, data: st.DataObject) 
     check(ground, ground.find({name: text for name, text in where.items() if name != "state"}, cursor))
     for path in (f"/tasks?{asked}", f"/tasks?{urlencode({'group': GROUP, 'cursor': cursor})}",
                  f"/dead?list=yes&{urlencode({'topic': MINE, 'cursor': cursor})}"):  # fmt: skip
-        session = f"{COOKIE}={ground.browser.cookies[COOKIE]}"
+        name = cookie_name(ground.browser.host)
+        session = f"{name}={ground.browser.cookies[name]}"
         page = ground.browser.api("GET", path, headers={"cookie": session, "accept": "text/html"})
         assert page.status in (200, 422), page
         check(ground, page.body)
@@ -379,16 +380,17 @@ def test_no_other_token_cookie_or_second_value_counts(ground: Ground, data: st.D
                 reply = stranger("GET", f"/v1/tasks?topic={MINE}", headers={"authorization": f"{scheme}{text}"})
                 assert reply.status == 401, reply
                 check(ground, reply.body)
-        cookie = ground.browser.cookies[COOKIE]
+        name = cookie_name(ground.browser.host)
+        cookie = ground.browser.cookies[name]
         text = data.draw(near(cookie))
         if text.partition(";")[0].strip() != cookie:
-            reply = stranger("GET", f"/tasks?topic={MINE}", headers={"cookie": f"{COOKIE}={text}"})
+            reply = stranger("GET", f"/tasks?topic={MINE}", headers={"cookie": f"{name}={text}"})
             assert reply.status in (303, 401), reply
             check(ground, reply.body)
         text = data.draw(near(ground.csrf))
         if text != ground.csrf:
             form: Any = {"csrf": text, "verb": "cancel", "scope": "chosen", "ref": f"{quote(MINE)}/a-of-{MINE}@1"}
             reply = stranger("POST", "/changes", body=urlencode(form).encode(), headers={
-                "cookie": f"{COOKIE}={cookie}", "content-type": "application/x-www-form-urlencoded",
+                "cookie": f"{name}={cookie}", "content-type": "application/x-www-form-urlencoded",
             })  # fmt: skip
             assert reply.status == 403, reply

@@ -27,7 +27,16 @@ from bide.service.access import (
     refuse_foreign_name,
     refuse_foreign_page,
 )
-from bide.service.sessions import COOKIE, LASTS, CsrfMismatch, Session, Sessions, clear_cookie, cookie_of, set_cookie
+from bide.service.sessions import (
+    LASTS,
+    CsrfMismatch,
+    Session,
+    Sessions,
+    clear_cookie,
+    cookie_name,
+    cookie_of,
+    set_cookie,
+)
 from bide.testing.faults import FaultyStore
 
 HOST = "bide.example:8420"
@@ -257,7 +266,7 @@ async def test_the_cookie_goes_to_this_site_alone_and_not_in_the_clear(host: str
             (set_cookie(session, now, host=host), session.cookie, (session.expires_at - now) // 1000),
             (clear_cookie(host=host), "", 0),
         ):
-            morsel = SimpleCookie(text)[COOKIE]
+            morsel = SimpleCookie(text)[cookie_name(host)]
             assert (morsel.value, int(morsel["max-age"]), morsel["path"]) == (value, age, "/")
             assert (bool(morsel["httponly"]), morsel["samesite"]) == (True, "Strict")
             assert bool(morsel["secure"]) is secure
@@ -273,7 +282,13 @@ async def test_the_cookie_goes_to_this_site_alone_and_not_in_the_clear(host: str
     ],
 )  # fmt: skip
 def test_the_cookie_among_others(header: str | None, cookie: str | None) -> None:
-    assert cookie_of(header) == cookie
+    assert cookie_of(header, host="bide.example") == cookie
+
+
+def test_services_on_one_host_have_a_cookie_each() -> None:
+    header = "bide_session_8420=a; bide_session_8421=b; bide_session=c"
+    hosts = ["localhost:8420", "[::1]:8421", "localhost", "[::1]", "localhost:8422", None]
+    assert [cookie_of(header, host=host) for host in hosts] == ["a", "b", "c", "c", None, "c"]
 
 
 # --- pages of other sites

@@ -62,7 +62,9 @@ def relative_words(at: Millis, now: Millis) -> str:
 
 
 def local_words(at: Millis) -> str:
-    """The local date and time, with its zone."""
+    """The local date and time, with its zone; or "never", as `relative_words`."""
+    if at == LAST_INSTANT:
+        return "never"
     moment = as_datetime(at)
     with suppress(OverflowError, OSError, ValueError):  # year 9999 east of Greenwich
         moment = moment.astimezone()
@@ -71,7 +73,7 @@ def local_words(at: Millis) -> str:
 
 def moment_words(at: Millis, now: Millis) -> str:
     """Both: "in 14m 3s (2030-01-31 08:00:00 CET)"."""
-    return f"{relative_words(at, now)} ({local_words(at)})"
+    return "never" if at == LAST_INSTANT else f"{relative_words(at, now)} ({local_words(at)})"
 
 
 def answer_words(answer: Answer, topic: str, key: str, *, paused: Container[Topic] = ()) -> str:

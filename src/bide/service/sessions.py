@@ -46,6 +46,7 @@ CSRF_FIELD = "csrf"
 LASTS: Millis = 12 * 3_600_000
 """How long a session lasts, if its token lasts as long."""
 _COOKIE_FORM = re.compile(r"2\.([a-z0-9]{8,9})\.([A-Za-z0-9_-]{43})", re.ASCII)
+_PORT = re.compile(r":(\d{1,5})$", re.ASCII)
 _LONGEST_HEADER = 16_384
 _MOST_KNOWN = 1_000
 _OFTEN = (100, 0.1)
@@ -182,21 +183,28 @@ def _session(caller: Caller, cookie: str, expires_at: Millis) -> Session:
     return Session(caller, base64.urlsafe_b64encode(derived).decode().rstrip("="), expires_at, cookie)
 
 
-def cookie_of(header: str | None) -> str | None:
+def cookie_name(host: str | None) -> str:
+    """The name of the cookie. It ends with the port, since services on one host share their cookies."""
+    port = _PORT.search(host or "")
+    return f"{COOKIE}_{port[1]}" if port else COOKIE
+
+
+def cookie_of(header: str | None, *, host: str | None) -> str | None:
     """The session cookie in a Cookie header; None also if there are several, since one of them was planted."""
     if header is None or len(header) > _LONGEST_HEADER:
         return None
-    found = {value for name, _, value in (part.strip().partition("=") for part in header.split(";")) if name == COOKIE}
+    parts, name = (part.strip().partition("=") for part in header.split(";")), cookie_name(host)
+    found = {value for found, _, value in parts if found == name}
     return found.pop() if len(found) == 1 else None
 
 
 def set_cookie(session: Session, now: Millis, *, host: str | None) -> str:
     lasts = max(0, session.expires_at - now) // 1000
-    return f"{COOKIE}={session.cookie}; Max-Age={lasts}; {_terms(host, session.caller.id)}"
+    return f"{cookie_name(host)}={session.cookie}; Max-Age={lasts}; {_terms(host, session.caller.id)}"
 
 
 def clear_cookie(*, host: str | None) -> str:
-    return f"{COOKIE}=; Max-Age=0; {_terms(host)}"
+    return f"{cookie_name(host)}=; Max-Age=0; {_terms(host)}"
 
 
 def _terms(host: str | None, id: str = "") -> str:

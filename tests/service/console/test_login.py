@@ -11,7 +11,7 @@ from tests.service.console.conftest import Visit
 from tests.service.test_access import make
 
 from bide.core.instants import Millis
-from bide.service.sessions import COOKIE
+from bide.service.sessions import COOKIE, cookie_name
 from bide.testing import ManualClock
 
 START: Millis = 1_900_000_020_000
@@ -65,11 +65,12 @@ def test_in_and_out(browser: Browser, token: str) -> None:
     page = browser.get("/tasks?state=dead")
     assert page.status == 200
     assert "ann" in page.text
-    copied = browser.cookies[COOKIE]
+    name = cookie_name(browser.host)
+    copied = browser.cookies[name]
     assert led_to(browser.post("/logout", {})) == "/login"
-    assert COOKIE not in browser.cookies
+    assert name not in browser.cookies
     assert browser.get("/tasks").status == 303
-    browser.cookies[COOKIE] = copied
+    browser.cookies[name] = copied
     assert browser.get("/tasks").status == 303, "the session has ended, also for whoever has copied its cookie"
 
 
@@ -79,7 +80,7 @@ def test_a_wrong_token_is_told_and_not_repeated(stranger: Browser, given: str) -
     assert page.status == 401
     assert page.field("next") == ("/tasks" if len(given) < 16_000 else "/")
     assert len(page.all("p", role="alert")) == 1
-    assert COOKIE not in stranger.cookies
+    assert cookie_name(stranger.host) not in stranger.cookies
     if len(given) > 10:
         assert given.encode() not in page.body
 
@@ -135,6 +136,7 @@ def test_a_session_that_ends_while_a_page_is_open(
      "bide_zone=../../etc/passwd", "x" * 9_000, f"{COOKIE}=1.aaaaaaaa.1.{'A' * 22}.{'A' * 43}"],
 )  # fmt: skip
 def test_cookies_that_are_junk(stranger: Browser, junk: str) -> None:
+    junk = junk.replace(COOKIE, cookie_name(stranger.host))
     answer = stranger("GET", "/tasks", headers={"cookie": junk})
     assert led_to(answer) == "/login?next=%2Ftasks"
     page = stranger("GET", "/login", headers={"cookie": junk})
@@ -161,7 +163,11 @@ def test_over_plain_http_a_login_that_the_browser_would_forget_is_refused(
 ) -> None:
     form = {"token": guarded[1], "next": "/tasks"}
     page = stranger.post("/login", form, host="bide.lan", origin="http://bide.lan")
-    assert (page.status, "plain HTTP" in page.text, COOKIE in stranger.cookies) == (403, True, False)
+    assert (page.status, "plain HTTP" in page.text, cookie_name(stranger.host) in stranger.cookies) == (
+        403,
+        True,
+        False,
+    )
     assert led_to(stranger.post("/login", form, host="bide.lan", origin="https://bide.lan")) == "/tasks"
 
 

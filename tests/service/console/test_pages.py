@@ -17,7 +17,7 @@ from bide.core.errors import OutcomeUnknown, StoreCorrupt, StoreFull, StoreUnava
 from bide.core.names import new_id
 from bide.service.access import Verb
 from bide.service.console import pages
-from bide.service.sessions import COOKIE
+from bide.service.sessions import COOKIE, cookie_name
 from bide.stores.memory import MemoryStore
 from bide.testing import FaultyStore
 
@@ -214,13 +214,13 @@ def test_a_name_that_leads_here_is_not_ours(browser: Browser) -> None:
 def test_a_link_of_another_site_keeps_the_session(one: Running, browser: Browser) -> None:
     """The browser keeps the cookie back on such a link: a new session would end the forms of all open pages."""
     browser.get("/tasks")
-    kept = browser.cookies[COOKIE]
+    kept = browser.cookies[cookie_name(browser.host)]
     again = browser("GET", "/tasks", headers={"sec-fetch-site": "cross-site", "cookie": ""})
     assert again.status == 200
     assert again.all("meta", content="0")
     assert "set-cookie" not in again.headers
     assert browser.get("/tasks").status == 200
-    assert browser.cookies[COOKIE] == kept
+    assert browser.cookies[cookie_name(browser.host)] == kept
 
 
 # --- a store that is slow, or away

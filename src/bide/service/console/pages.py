@@ -321,7 +321,7 @@ class Router:
     async def _logout(self, request: PageRequest) -> Reply:
         http = request.http
         refuse_foreign_page(http.headers)
-        await self.sessions.end(cookie_of(http.header(b"cookie")))
+        await self.sessions.end(cookie_of(http.header(b"cookie"), host=http.header(b"host")))
         return request.redirect("/login", clear_cookie(host=http.header(b"host")))
 
     async def _language(self, request: PageRequest) -> Reply:
@@ -362,7 +362,7 @@ class Router:
         if await self._access.anonymous_now():
             self._access.refuse_remote_anonymous(http.headers)
         try:
-            return await self.sessions.of(cookie_of(http.header(b"cookie"))), False
+            return await self.sessions.of(cookie_of(http.header(b"cookie"), host=http.header(b"host"))), False
         except Unauthorized:
             # not if the browser may have withheld the cookie: a new session would break its other windows
             if _linked_from_other_site(http) or not await self._access.anonymous_now():

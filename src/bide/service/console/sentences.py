@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bide.core.instants import Millis
+from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import Pause, State
 from bide.insight.task_history import Cohort, Ended, TaskHistory
 from bide.service.console.i18n import Locale, isolated
@@ -59,7 +59,7 @@ def meaning(locale: Locale, history: TaskHistory, pause: Pause | None) -> str:
 def reasons(locale: Locale, history: TaskHistory, pause: Pause | None) -> Iterator[str]:
     """The reasons why it was not delivered when it was first due; none if it was on time, or is not due yet."""
     record, t = history.record, locale.t
-    if history.moved:
+    if history.moved and history.first_due != LAST_INSTANT:  # it was not paused
         first = locale.moment(history.first_due, millis=True)
         if history.moved == 1:
             yield t("It was moved; before that it was due at {first}.", first=first)
