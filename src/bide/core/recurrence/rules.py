@@ -9,7 +9,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable
 from datetime import date, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Annotated, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, get_args
 
 from msgspec import Meta, Struct, structs
@@ -17,8 +17,9 @@ from msgspec import Meta, Struct, structs
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Length, Millis, When, duration, duration_text, instant, instant_text
 from bide.core.recurrence import zones
-from bide.core.recurrence.cron import CronTimes, cron_times, cron_words
-from bide.core.recurrence.ical import MOST_OF_COUNT, RRuleSearch, read_rrule, rrule_times
+from bide.core.recurrence.cron import cron_times, cron_words
+from bide.core.recurrence.ical import RRuleTimes, read_rrule, rrule_times
+from bide.core.recurrence.pattern import Pattern
 from bide.core.recurrence.zones import DAY, OnGap, OnRepeat, Times, zone_info
 
 R = TypeVar("R", bound="_Recurrence")
@@ -144,35 +145,33 @@ class _WallClockRule(_Recurrence, frozen=True):
 
     text: str
 
-    def _stream(self) -> CronTimes | RRuleSearch:
+    def _times(self) -> Pattern | RRuleTimes:
         raise NotImplementedError
 
     @property
     def gap(self) -> OnGap:
         """The treatment of a time inside a gap."""
-        return self.on_gap or ("run_after" if self._stream().fixed else "skip")
+        return self.on_gap or ("run_after" if self._times().fixed else "skip")
 
     @property
     def words(self) -> str:
         return f'{self.__struct_config__.tag} "{self.text}" in {self.zone}'
 
-    def step(self, after: Millis, search: RRuleSearch | None = None) -> Millis | None:
-        """See `_Recurrence.step`. `search`: a stream that goes on over several steps."""
-        stream = search or self._stream()
-        times = _without(self.except_on, stream.first_at_or_after)
-        on_repeat = self.on_repeat or ("first" if stream.fixed else "both")
-        return zones.next_step(times, self.zone, after, self.gap, on_repeat)
+    def step(self, after: Millis) -> Millis | None:
+        times = self._times()
+        on_repeat = self.on_repeat or ("first" if times.fixed else "both")
+        return zones.next_step(_without(self.except_on, times.search()), self.zone, after, self.gap, on_repeat)
 
     def is_shifted(self, nominal: Millis) -> bool:
         held = zones.segment(self.zone, nominal)
-        times = _without(self.except_on, self._stream().first_at_or_after)
+        times = _without(self.except_on, self._times().search())
         return nominal == held.start and self.gap == "run_after" and zones.gap_time(times, held) is not None
 
 
 class CronRule(_WallClockRule, frozen=True, tag="cron"):
     """The times that match a cron expression."""
 
-    def _stream(self) -> CronTimes:
+    def _times(self) -> Pattern:
         return cron_times(self.text)
 
     @property
@@ -186,8 +185,8 @@ class RRuleRule(_WallClockRule, frozen=True, tag="rrule"):
 
     begin: Annotated[int, Meta(ge=zones.FIRST_LOCAL, le=LAST_INSTANT)]
 
-    def _stream(self) -> RRuleSearch:
-        return RRuleSearch(rrule_times(self.text, self.begin))
+    def _times(self) -> RRuleTimes:
+        return rrule_times(self.text, self.begin)
 
 
 class EveryRule(_Recurrence, frozen=True, tag="every"):
@@ -357,17 +356,15 @@ def _last(rule: _Recurrence) -> Millis | None:
 
 def _nth(rule: _Recurrence, number: int, field: str) -> Millis | None:
     """The last of the first `number` instants; None: the rule ends before. Raises BadInput if that takes too long."""
-    at, step, search = (rule.start or 0) - 1, rule.step, None
-    if isinstance(rule, RRuleRule):
-        search = RRuleSearch(rrule_times(rule.text, rule.begin), MOST_OF_COUNT)
-        step = partial(rule.step, search=search)
-        at = rule.begin - 2 * DAY if rule.start is None else at
+    at = (rule.start or 0) - 1
+    if isinstance(rule, RRuleRule) and rule.start is None:
+        at = rule.begin - 2 * DAY
     far = at + _FARTHEST if isinstance(rule, _WallClockRule) else LAST_INSTANT
     if isinstance(rule, _WallClockRule) and number > _MOST_COUNTED:
         raise BadInput(field, number, f"at most {_MOST_COUNTED:,} with this rule; or until")
     for _ in range(number):
-        found = step(at)
-        if (search is not None and search.left <= 0) or (found is not None and found > far):
+        found = rule.step(at)
+        if found is not None and found > far:
             raise BadInput(field, number, "fewer: the last lies too far ahead to be computed; or until")
         if found is None or (rule.until is not None and found > rule.until):
             return None
