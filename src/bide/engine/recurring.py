@@ -63,7 +63,7 @@ class RecurrenceOptions(TypedDict, total=False):
 def check_options(options: Iterable[str], of: str) -> None:
     """Raise BadInput for the first that is no option of a recurring task; `of`: "an option of app.recurs"."""
     for name in options:
-        if name in ("zone", "start", *Bounds.__annotations__):  # which people give to the task
+        if name in ("zone", *Bounds.__annotations__):  # which people give to the task
             accepted = f"it to the rule, as in @app.recurs(Cron(..., {name}=...))"
             raise BadInput(of.rpartition(" ")[2], name, accepted)
     known = RecurrenceOptions.__annotations__
