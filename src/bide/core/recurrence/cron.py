@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from bide.core.errors import BadInput
-from bide.core.recurrence.pattern import Pattern, mask
+from bide.core.recurrence.pattern import Pattern, clock
 
 _DAY_NAMES = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 _WEEKDAYS = tuple(name[:3].lower() for name in _DAY_NAMES)
@@ -56,8 +56,8 @@ def cron_times(text: object) -> Pattern:
     seconds, minutes, hours, days, months, weekdays = map(_values, _FIELDS, parts)
     star = [part.startswith("*") for part in parts]
     return Pattern(
-        seconds=mask(seconds), minutes=mask(minutes), hours=mask(hours), months=mask(months),
-        month_days=frozenset(days), weekdays=frozenset(((one % 10 - 1) % 7, one // 10) for one in weekdays),
+        clock=clock(hours, minutes, seconds), months=frozenset(months), month_days=frozenset(days),
+        weekdays=frozenset(((one % 10 - 1) % 7, one // 10) for one in weekdays),
         either=not (star[3] or star[5]), fixed=not any(star[:3]),
     )  # fmt: skip
 

@@ -9,7 +9,6 @@ same however long ago the rule began.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from datetime import date, datetime
 from functools import lru_cache, partial
@@ -18,13 +17,12 @@ from math import prod
 
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
-from bide.core.recurrence.pattern import EPOCH_DAY, MOST_LOOKS, Pattern, mask, nth
+from bide.core.recurrence.pattern import EPOCH_DAY, MOST_LOOKS, Pattern, clock, nth
 from bide.core.recurrence.zones import DAY, Times
 
 _LONGEST, _MOST_A_DAY = 1_000, 96
 _UNITS = {"SECONDLY": 1_000, "MINUTELY": 60_000, "HOURLY": 3_600_000, "DAILY": DAY, "WEEKLY": 7 * DAY}
 _MONTHS = {"MONTHLY": 1, "YEARLY": 12}
-_EPOCH_WEEKDAY = date(1970, 1, 1).weekday()
 _BOUNDS = {
     "INTERVAL": (1, 10_000), "COUNT": (1, 10_000), "BYSECOND": (0, 59), "BYMINUTE": (0, 59), "BYHOUR": (0, 23),
     "BYMONTH": (1, 12), "BYMONTHDAY": (-31, 31), "BYYEARDAY": (-366, 366), "BYWEEKNO": (-53, 53),
@@ -110,31 +108,27 @@ class RRuleTimes:
         self._interval, self.count = int(parts.get("INTERVAL", 1)), int(parts.get("COUNT", 0))
         self._until = _stamp(parts["UNTIL"], text, ends=True)[0] if "UNTIL" in parts else LAST_INSTANT
         self._begin, self._length, self.fixed = begin, self._months or unit, unit >= DAY
-        week = (_WEEKDAYS.index(parts.get("WKST", "MO")) - _EPOCH_WEEKDAY) * DAY
+        week = (_WEEKDAYS.index(parts.get("WKST", "MO")) - date(1970, 1, 1).weekday()) * DAY
         self._origin = _month(begin) // self._length * self._length if self._months else begin - (begin - week) % unit
-        if not {"BYWEEKNO", "BYYEARDAY", "BYMONTHDAY", "BYDAY"} & set(parts):  # what the beginning implies
-            if self._months:
-                parts["BYMONTHDAY"] = str(moment.day)
-            elif freq == "WEEKLY":
-                parts["BYDAY"] = _WEEKDAYS[moment.weekday()]
-            if freq == "YEARLY":
-                parts.setdefault("BYMONTH", str(moment.month))
-        clock = zip(
-            ("BYHOUR", "BYMINUTE", "BYSECOND"), (3_600_000, 60_000, 1_000), moment.timetuple()[3:6], strict=True
-        )
-        implied = {name: frozenset([own]) for name, size, own in clock if size < unit}
-        by = defaultdict(frozenset[int], implied)
-        by.update((name, frozenset(map(int, parts[name].split(",")))) for name in _BOUNDS if name in parts)
-        if prod(len(by[name]) for name in implied) > _MOST_A_DAY:
-            raise _refusal(text, f"at most {_MOST_A_DAY} combinations of BYHOUR, BYMINUTE and BYSECOND")
-        days = filter(None, map(_DAY.fullmatch, parts.get("BYDAY", "").split(",")))
+        any_day = {"BYWEEKNO", "BYYEARDAY", "BYMONTHDAY", "BYDAY"}.isdisjoint(parts)
+        for name, value, implied in (
+            ("BYSECOND", moment.second, unit > 1_000), ("BYMINUTE", moment.minute, unit > 60_000),
+            ("BYHOUR", moment.hour, self.fixed), ("BYMONTHDAY", moment.day, any_day and freq in _MONTHS),
+            ("BYDAY", _WEEKDAYS[moment.weekday()], any_day and freq == "WEEKLY"),
+            ("BYMONTH", moment.month, any_day and freq == "YEARLY"),
+        ):  # fmt: skip
+            if implied:  # by the beginning
+                parts.setdefault(name, str(value))
+        by = {name: frozenset(map(int, parts[name].split(",") if name in parts else ())) for name in _BOUNDS}
+        times = clock(by["BYHOUR"] or range(24), by["BYMINUTE"] or range(60), by["BYSECOND"] or range(60))
         self._places = by["BYSETPOS"]
+        if self._places and prod(map(len, times)) > _MOST_A_DAY:
+            raise _refusal(text, f"with BYSETPOS at most {_MOST_A_DAY} times a day")
+        days = filter(None, map(_DAY.fullmatch, parts.get("BYDAY", "").split(",")))
         self._pattern = Pattern(
-            seconds=mask(by["BYSECOND"] or range(60)), minutes=mask(by["BYMINUTE"] or range(60)),
-            hours=mask(by["BYHOUR"] or range(24)), months=mask(by["BYMONTH"] or range(1, 13)),
-            month_days=by["BYMONTHDAY"], year_days=by["BYYEARDAY"], weeks=by["BYWEEKNO"],
+            clock=times, months=by["BYMONTH"] or frozenset(range(1, 13)), month_days=by["BYMONTHDAY"],
             weekdays=frozenset((_WEEKDAYS.index(day[2]), int(day[1] or 0)) for day in days),
-            of_year=freq == "YEARLY" and not by["BYMONTH"],
+            year_days=by["BYYEARDAY"], weeks=by["BYWEEKNO"], of_year=freq == "YEARLY" and not by["BYMONTH"],
         )  # fmt: skip
 
     def search(self) -> Times:
