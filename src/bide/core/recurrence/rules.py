@@ -63,11 +63,6 @@ class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=F
         """The next instant of the rule without its bounds."""
         raise NotImplementedError
 
-    @property
-    def words(self) -> str:
-        """The rule in English."""
-        raise NotImplementedError
-
     def between(self, start: When | None, until: When | None) -> Self:
         """The same rule from `start` until `until`; None leaves a bound as it is. Raises BadInput."""
         changed = structs.replace(self, **_bounds(self.zone, {"start": start, "until": until}))
@@ -94,7 +89,7 @@ class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=F
 
     def coming(self, now: Millis, key: str) -> Millis | None:
         """The nominal instant that fires next for a key, after `now`. With jitter it may have passed already."""
-        found = self.latest(now - self.jitter + 1, now, 1) if self.jitter else []
+        found = self.latest(max(0, now - self.jitter + 1), now, 1) if self.jitter else []
         return found[0] if found and self.fires_at(found[0], key) > now else self.after(now)
 
     def latest(self, first: Millis, last: Millis, most: int) -> list[Millis]:
@@ -154,6 +149,7 @@ class _WallClockRule(_Recurrence, frozen=True):
 
     @property
     def words(self) -> str:
+        """The rule in English, as for every rule."""
         return f'{self.__struct_config__.tag} "{self.text}" in {self.zone}'
 
     def step(self, after: Millis) -> Millis | None:
@@ -335,6 +331,7 @@ def _checked(rule: R, field: str, given: object) -> R:
         raise BadInput("on_gap, on_repeat", (rule.on_gap, rule.on_repeat), "neither: this rule is one of real time")
     if rule.until is not None and rule.start is not None and rule.until < rule.start:
         raise BadInput("until", instant_text(rule.until), "an instant that is not before the start")
+    rule = structs.replace(rule, last=None)
     rule = structs.replace(rule, last=_last(rule))
     if _next(rule, -1) is None:
         raise BadInput(field, given, "a rule that fires: within its bounds, this one never does")
@@ -352,18 +349,16 @@ def _last(rule: _Recurrence) -> Millis | None:
 
 def _nth(rule: _Recurrence, number: int, field: str) -> Millis | None:
     """The last of the first `number` instants; None: the rule ends before. Raises BadInput if that takes too long."""
-    at = rule.begin - 2 * DAY if isinstance(rule, RRuleRule) and rule.start is None else (rule.start or 0) - 1
-    far = at + _FARTHEST if isinstance(rule, _WallClockRule) else LAST_INSTANT
-    if isinstance(rule, _WallClockRule) and number > _MOST_COUNTED:
-        raise BadInput(field, number, f"at most {_MOST_COUNTED:,} with this rule; or until")
-    for _ in range(number):
-        found = rule.step(at)
-        if found is not None and found > far:
-            raise BadInput(field, number, "fewer: the last lies too far ahead to be computed; or until")
-        if found is None or (rule.until is not None and found > rule.until):
-            return None
-        at = found
-    return at
+    first, far = rule.start or 0, LAST_INSTANT
+    if isinstance(rule, _WallClockRule):
+        first = rule.begin - 2 * DAY if isinstance(rule, RRuleRule) and rule.start is None else first
+        far = first + _FARTHEST
+        if number > _MOST_COUNTED:
+            raise BadInput(field, number, f"at most {_MOST_COUNTED:,} with this rule; or until")
+    found = rule.upto(first, far, number)
+    if len(found) < number and rule.after(far) is not None:
+        raise BadInput(field, number, "fewer: the last lies too far ahead to be computed; or until")
+    return found[-1] if len(found) == number else None
 
 
 def _local(at: Millis, zone: str) -> Millis:
@@ -372,7 +367,7 @@ def _local(at: Millis, zone: str) -> Millis:
 
 
 def _next(rule: _Recurrence, at: Millis) -> Millis | None:
-    found = rule.step(max(at, (rule.start or 0) - 1))
+    found = rule.step(at if rule.start is None else max(at, rule.start - 1))
     last = rule.until if rule.last is None else rule.last
     return None if found is None or (last is not None and found > last) else found
 
