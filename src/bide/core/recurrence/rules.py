@@ -9,7 +9,7 @@ import hashlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
-from datetime import date, datetime
+from datetime import date
 from functools import lru_cache
 from itertools import islice
 from typing import Annotated, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack
@@ -21,7 +21,7 @@ from bide.core.instants import LAST_INSTANT, Length, Millis, When, duration, dur
 from bide.core.recurrence import zones
 from bide.core.recurrence.cron import cron_times, cron_words
 from bide.core.recurrence.ical import RRuleTimes, read_rrule, rrule_times
-from bide.core.recurrence.pattern import Pattern
+from bide.core.recurrence.pattern import EPOCH_DAY, Pattern
 from bide.core.recurrence.zones import DAY, OnGap, OnRepeat, Times, zone_info
 
 R = TypeVar("R", bound="_Recurrence")
@@ -123,17 +123,6 @@ class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=F
         return False
 
 
-def _without(days: tuple[int, ...], times: Times) -> Times:
-    """The stream without the times of some dates."""
-
-    def kept(local: Millis) -> Millis | None:
-        while (found := times(local)) is not None and found // DAY in days:
-            local = (found // DAY + 1) * DAY
-        return found
-
-    return kept if days else times
-
-
 class _WallClockRule(_Recurrence, frozen=True):
     """A rule of wall-clock times in a zone. One that names times of day is *fixed*, other than one of intervals."""
 
@@ -149,18 +138,30 @@ class _WallClockRule(_Recurrence, frozen=True):
 
     @property
     def words(self) -> str:
-        """The rule in English, as for every rule."""
-        return f'{self.__struct_config__.tag} "{self.text}" in {self.zone}'
+        """The rule in English, as of every rule."""
+        words = cron_words(self.text)
+        return (
+            f'{self.__struct_config__.tag} "{self.text}" in {self.zone}' if words is None else f"{words}, {self.zone}"
+        )
+
+    def _search(self) -> Times:
+        """The stream of local times for one step, without those of excepted dates."""
+        times = self._times().search()
+
+        def kept(local: Millis) -> Millis | None:
+            while (found := times(local)) is not None and found // DAY in self.except_on:
+                local = (found // DAY + 1) * DAY
+            return found
+
+        return kept if self.except_on else times
 
     def step(self, after: Millis) -> Millis | None:
-        times = self._times()
-        on_repeat = self.on_repeat or ("first" if times.fixed else "both")
-        return zones.next_step(_without(self.except_on, times.search()), self.zone, after, self.gap, on_repeat)
+        on_repeat = self.on_repeat or ("first" if self._times().fixed else "both")
+        return zones.next_step(self._search(), self.zone, after, self.gap, on_repeat)
 
     def is_shifted(self, nominal: Millis) -> bool:
         held = zones.segment(self.zone, nominal)
-        times = _without(self.except_on, self._times().search())
-        return nominal == held.start and self.gap == "run_after" and zones.gap_time(times, held) is not None
+        return nominal == held.start and self.gap == "run_after" and zones.gap_time(self._search(), held) is not None
 
 
 class CronRule(_WallClockRule, frozen=True, tag="cron"):
@@ -168,11 +169,6 @@ class CronRule(_WallClockRule, frozen=True, tag="cron"):
 
     def _times(self) -> Pattern:
         return cron_times(self.text)
-
-    @property
-    def words(self) -> str:
-        words = cron_words(self.text)
-        return super().words if words is None else f"{words}, {self.zone}"
 
 
 class RRuleRule(_WallClockRule, frozen=True, tag="rrule"):
@@ -314,12 +310,10 @@ def _bounds(zone: str, bounds: Bounds) -> dict[str, Any]:
 
 def _day(given: object) -> int:
     try:
-        found = date.fromisoformat(given) if isinstance(given, str) else given
-        if not isinstance(found, date) or isinstance(found, datetime):
-            raise ValueError
-    except ValueError:
+        day: date = date.fromisoformat(given) if isinstance(given, str) else convert(given, date)
+    except (ValueError, ValidationError):
         raise BadInput("except_on", given, 'dates, or ISO text such as "2030-12-25"') from None
-    return found.toordinal() - date(1970, 1, 1).toordinal()
+    return day.toordinal() - EPOCH_DAY
 
 
 def _checked(rule: R, field: str, given: object) -> R:
