@@ -56,8 +56,9 @@ def cron_times(text: object) -> Pattern:
     seconds, minutes, hours, days, months, weekdays = map(_values, _FIELDS, parts)
     star = [part.startswith("*") for part in parts]
     return Pattern(
-        clock=clock(hours, minutes, seconds), months=frozenset(months), month_days=frozenset(days),
-        weekdays=frozenset(((one % 10 - 1) % 7, one // 10) for one in weekdays),
+        clock=clock(hours, minutes, seconds), months=frozenset(months),
+        month_days=frozenset(days if parts[3] != "*" else ()),
+        weekdays=frozenset(((one % 10 - 1) % 7, one // 10) for one in weekdays if parts[5] != "*"),
         either=not (star[3] or star[5]), fixed=not any(star[:3]),
     )  # fmt: skip
 

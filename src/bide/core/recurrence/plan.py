@@ -18,32 +18,25 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from bide.core.instants import LAST_INSTANT, Millis, instant_text
+from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.recurrence.rules import Rule
 
 
 class CatchUp(StrEnum):
-    """The choice for occurrences that no worker could start in time, as after an outage."""
+    """What happens to occurrences that no worker could start in time: see `app.recurring.add`."""
 
     LATEST = "latest"
-    """The latest one runs, once."""
     ALL = "all"
-    """Each runs, in order, at most the last `most` of them."""
     NONE = "none"
-    """None runs."""
 
 
 class Overlap(StrEnum):
-    """The choice for an occurrence that comes while the one before it is still running."""
+    """What happens to an occurrence that comes while the one before it runs: see `app.recurring.add`."""
 
     SKIP = "skip"
-    """It does not run."""
     QUEUE = "queue"
-    """It runs as soon as the one before it has ended."""
     ALLOW = "allow"
-    """It runs at once, as a task of its own."""
     CANCEL_RUNNING = "cancel_running"
-    """It runs at once: the one before it is cancelled."""
 
 
 MOST = 100
@@ -150,8 +143,3 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
 @lru_cache(maxsize=16)
 def _newest(rule: Rule, last: Millis, most: int) -> tuple[Millis, ...]:
     return tuple(rule.latest(0, last, most))
-
-
-def occurrence_key(key: str, nominal: Millis) -> str:
-    """The key of an occurrence that is a task of its own."""
-    return f"{key}@{instant_text(nominal)}"
