@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import date, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
 from math import prod
 
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
-from bide.core.recurrence.pattern import EPOCH_DAY, MOST_LOOKS, Pattern, clock, nth
-from bide.core.recurrence.zones import DAY, Times
+from bide.core.recurrence.pattern import EPOCH_DAY, Pattern, clock, nth
+from bide.core.recurrence.zones import DAY
 
 _LONGEST, _MOST_A_DAY = 1_000, 96
 _UNITS = {"SECONDLY": 1_000, "MINUTELY": 60_000, "HOURLY": 3_600_000, "DAILY": DAY, "WEEKLY": 7 * DAY}
@@ -131,11 +131,7 @@ class RRuleTimes:
             year_days=by["BYYEARDAY"], weeks=by["BYWEEKNO"], of_year=freq == "YEARLY" and not by["BYMONTH"],
         )  # fmt: skip
 
-    def search(self) -> Times:
-        """The stream of the times for one step."""
-        return partial(self._first, iter(range(MOST_LOOKS)))
-
-    def _first(self, looks: Iterator[int], local: Millis) -> Millis | None:
+    def first(self, looks: Iterator[int], local: Millis) -> Millis | None:
         """The first time that is not before `local`: of each period that may have it, until one does."""
         at = max(local, self._begin)
         for _ in islice(looks, None, None, self._months or 1):

@@ -6,14 +6,14 @@ from bisect import bisect_left, bisect_right
 from calendar import isleap, monthrange
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
 from typing import TypeVar
 
 from msgspec import Struct
 
 from bide.core.instants import Millis
-from bide.core.recurrence.zones import DAY, Times
+from bide.core.recurrence.zones import DAY
 
 T = TypeVar("T")
 EPOCH_DAY = date(1970, 1, 1).toordinal()
@@ -39,10 +39,6 @@ class Pattern(Struct, frozen=True, cache_hash=True, kw_only=True):
     """Day of month or day of week must match, not both."""
     fixed: bool = True
     """The rule names times of day rather than an interval."""
-
-    def search(self) -> Times:
-        """The stream of matching times for one step."""
-        return partial(self.first, iter(range(MOST_LOOKS)))
 
     def first(self, looks: Iterator[int], local: Millis) -> Millis | None:
         """The first time that is not before `local`; None: there is none, or no look at a later month is left."""

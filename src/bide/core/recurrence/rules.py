@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import date
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Annotated, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
@@ -21,7 +21,7 @@ from bide.core.instants import LAST_INSTANT, Length, Millis, When, duration, dur
 from bide.core.recurrence import zones
 from bide.core.recurrence.cron import cron_times, cron_words
 from bide.core.recurrence.ical import RRuleTimes, read_rrule, rrule_times
-from bide.core.recurrence.pattern import EPOCH_DAY, Pattern
+from bide.core.recurrence.pattern import EPOCH_DAY, MOST_LOOKS, Pattern
 from bide.core.recurrence.zones import DAY, OnGap, OnRepeat, Times, zone_info
 
 R = TypeVar("R", bound="_Recurrence")
@@ -146,7 +146,7 @@ class _WallClockRule(_Recurrence, frozen=True):
 
     def _search(self) -> Times:
         """The stream of local times for one step, without those of excepted dates."""
-        times = self._times().search()
+        times = partial(self._times().first, iter(range(MOST_LOOKS)))
 
         def kept(local: Millis) -> Millis | None:
             while (found := times(local)) is not None and found // DAY in self.except_on:
