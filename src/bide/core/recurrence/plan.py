@@ -23,7 +23,7 @@ from bide.core.recurrence.rules import Rule
 
 
 class CatchUp(StrEnum):
-    """What happens to occurrences that no worker could start in time: see `app.recurring.add`."""
+    """The treatment of occurrences that no worker could start in time: see `app.recurring.add`."""
 
     LATEST = "latest"
     ALL = "all"
@@ -31,7 +31,7 @@ class CatchUp(StrEnum):
 
 
 class Overlap(StrEnum):
-    """What happens to an occurrence that comes while the one before it runs: see `app.recurring.add`."""
+    """The treatment of an occurrence that comes while the one before it runs: see `app.recurring.add`."""
 
     SKIP = "skip"
     QUEUE = "queue"
