@@ -41,7 +41,7 @@ _FIELDS = (
     Field("second", 0, 59), Field("minute", 0, 59), Field("hour", 0, 23), Field("day of month", 1, 31),
     Field("month", 1, 12, _MONTHS), Field("day of week", 0, 7, _WEEKDAYS),
 )  # fmt: skip
-_PART = re.compile(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d{1,4}))?", re.ASCII)
+_PART = re.compile(r"(?:\*|(?P<first>\d\d?|[a-z]{3})(?:-(?P<last>\d\d?|[a-z]{3}))?)(?:/(?P<step>\d{1,4}))?", re.ASCII)
 _NUMBERED_DAY = re.compile(r"(?P<day>[0-7]|[a-z]{3})(?:#(?P<number>[1-5])|l)", re.ASCII)
 
 
@@ -66,44 +66,41 @@ def cron_times(text: object) -> Pattern:
 def _values(field: Field, text: str) -> set[int]:
     """The values of a field. -1 is the last day of a month, and a weekday has its number as tens. Raises BadInput."""
     found = set[int]()
-    for part in text.split(","):
-        if part == "l" and field.name == "day of month":
-            found.add(-1)
-        elif field.name == "day of week" and (day := _NUMBERED_DAY.fullmatch(part)):
-            found.add(10 * int(day["number"] or -1) + _number(field, day["day"], text))
-        else:
-            found |= _range(field, part, text)
+    try:
+        for part in text.split(","):
+            if part == "l" and field.name == "day of month":
+                found.add(-1)
+            elif field.name == "day of week" and (day := _NUMBERED_DAY.fullmatch(part)):
+                found.add(10 * int(day["number"] or -1) + _number(field, day["day"]))
+            else:
+                found |= _range(field, part, text)
+    except ValueError:
+        names = f" or {field.names[0]} to {field.names[-1]}" if field.names else ""
+        more = {"day of month": " or L, the last day", "day of week": ", fri#2 (the second) or friL (the last)"}
+        accepted = f"{field.low} to {field.high}{names}, *, ranges, lists, steps of ranges that fit into them"
+        raise BadInput(field.name, text, accepted + more.get(field.name, "")) from None
     return found
 
 
 def _range(field: Field, part: str, text: str) -> set[int]:
-    """The values of a single one, a range or a step. A range may wrap: 22-2, sat-sun."""
-    found = _PART.fullmatch(part)
+    """The values of a single one, a range or a step, also of a range that wraps: 22-2, sat-sun. Raises ValueError."""
+    found, size = _PART.fullmatch(part), 7 if field.name == "day of week" else field.high - field.low + 1
     if found is None or (part == "*" and part != text):
-        raise _refusal(field, text)
-    size = 7 if field.name == "day of week" else field.high - field.low + 1
-    ends = [_number(field, end, text) for end in (found["first"], found["last"]) if end]
+        raise ValueError
+    ends = [_number(field, end) for end in (found["first"], found["last"]) if end]
     first, last = (ends[0], ends[-1]) if ends else (field.low, field.low + size - 1)
     last += size if last < first else 0
     step = int(found["step"] or 1)
     if found["step"] is not None and not 1 <= step <= last - first:  # also 5/20, which has no range
-        raise _refusal(field, text)
+        raise ValueError
     return {(value - field.low) % size + field.low for value in range(first, last + 1, step)}
 
 
-def _number(field: Field, text: str, whole: str) -> int:
-    if text in field.names:
-        return field.names.index(text) + field.low
-    if not text.isdigit() or len(text) > 2 or not field.low <= int(text) <= field.high:
-        raise _refusal(field, whole)
-    return int(text)
-
-
-def _refusal(field: Field, text: str) -> BadInput:
-    names = f" or {field.names[0]} to {field.names[-1]}" if field.names else ""
-    more = {"day of month": " or L, the last day", "day of week": ", fri#2 (the second) or friL (the last)"}
-    accepted = f"{field.low} to {field.high}{names}, *, ranges, lists, steps of ranges that fit into them"
-    return BadInput(field.name, text, accepted + more.get(field.name, ""))
+def _number(field: Field, text: str) -> int:
+    number = field.names.index(text) + field.low if text.isalpha() else int(text)
+    if not field.low <= number <= field.high:
+        raise ValueError
+    return number
 
 
 def cron_words(text: str) -> str | None:
