@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from datetime import date, datetime
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, product
 from math import prod
 
 from bide.core.errors import BadInput
@@ -157,11 +157,13 @@ class RRuleTimes:
 
 @lru_cache(maxsize=256)
 def _chosen(rule: RRuleTimes, start: Millis, end: Millis) -> list[Millis]:
-    """The times of a period that BYSETPOS chooses."""
-    times, at, more = list[Millis](), start, range((rule._months or 2) - 1)
-    while (found := rule._pattern.first(iter(more), at)) is not None and found < end:
-        times.append(found)
-        at = found + 1
+    """The times of a period that BYSETPOS chooses. A period has whole days here."""
+    in_day = [(3600 * hour + second) * 1000 for hour, second in product(*rule._pattern.clock)]
+    times, day, more = list[Millis](), start, range((rule._months or 2) - 1)
+    while (found := rule._pattern.first(iter(more), day)) is not None and found < end:
+        day = found // DAY * DAY
+        times += [day + time for time in in_day]
+        day += DAY
     return sorted(nth(times, rule._places))
 
 
