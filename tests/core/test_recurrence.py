@@ -22,6 +22,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import Millis, as_datetime, instant_text
 from bide.core.options import LONGEST_OPTIONS, recurrence_of, with_recurrence
 from bide.core.recurrence import zones
+from bide.core.recurrence.ical import rrule_times
 from bide.core.recurrence.plan import Recurrence
 from bide.core.recurrence.rules import At, Cron, Every, RRule, RRuleRule, Rule, refresh_zones, rule_of
 
@@ -653,6 +654,10 @@ def test_what_is_no_text_is_refused(given: Any) -> None:
             make() if isinstance(make, partial) else make(given)
 
 
-def test_a_rule_that_shifts_against_the_day_finds_its_time() -> None:
+def test_a_rule_that_shifts_against_the_day_goes_straight_to_its_time() -> None:
     rule = RRule("FREQ=MINUTELY;INTERVAL=1439;BYHOUR=3;BYMINUTE=7", start="2030-01-01T03:07Z")
-    assert rule.after(rule.begin) == rule.begin + 1440 * 1439 * MINUTE
+    times, looks = rrule_times(rule.text, rule.begin), iter(range(9))
+    assert times.first(looks, rule.begin + 1) == rule.begin + 1440 * 1439 * MINUTE
+    assert next(looks) < 4
+    with pytest.raises(BadInput, match="an interval that meets its times of day"):
+        RRule("FREQ=MINUTELY;INTERVAL=1440;BYHOUR=3", start="2030-01-01T04:07Z")

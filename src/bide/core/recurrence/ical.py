@@ -9,11 +9,12 @@ same however long ago the rule began.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from datetime import date, datetime
 from functools import lru_cache
 from itertools import islice, product
-from math import prod
+from math import gcd, prod
 
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
@@ -121,6 +122,16 @@ class RRuleTimes:
                 parts.setdefault(name, str(value))
         by = {name: frozenset(map(int, parts[name].split(",") if name in parts else ())) for name in _BOUNDS}
         times = clock(by["BYHOUR"] or range(24), by["BYMINUTE"] or range(60), by["BYSECOND"] or range(60))
+        self._turn, self._open = 1, [0]  # of so many periods, after which the times of day come again: those with some
+        if unit < DAY and prod(map(len, times)) < 86_400:
+            units, first = DAY // unit, begin % DAY // unit
+            shared = gcd(self._interval, units)
+            self._turn = units // shared
+            ahead = {(3600 * hour + second) * 1000 // unit - first for hour, second in product(*times)}
+            back = pow(self._interval // shared, -1, self._turn)
+            self._open = sorted(one // shared * back % self._turn for one in ahead if one % shared == 0)
+            if not self._open:
+                raise _refusal(text, "an interval that meets its times of day")
         self._places = by["BYSETPOS"]
         if self._places and prod(map(len, times)) > _MOST_A_DAY:
             raise _refusal(text, f"with BYSETPOS at most {_MOST_A_DAY} times a day")
@@ -148,9 +159,12 @@ class RRuleTimes:
         return None
 
     def _period(self, at: Millis) -> tuple[Millis, Millis]:
-        """Beginning and end of the first period that the interval allows and that ends after `at`."""
+        """Beginning and end of the first period that ends after `at` and that interval and times of day allow."""
         index = ((_month(at) if self._months else at) - self._origin) // self._length
-        start = self._origin + (index + -index % self._interval) * self._length
+        turn, number = divmod(-(-index // self._interval), self._turn)
+        place = bisect_left(self._open, number)
+        number = self._open[place] if place < len(self._open) else self._open[0] + self._turn
+        start = self._origin + (turn * self._turn + number) * self._interval * self._length
         end = start + self._length
         return (_month_start(start), _month_start(end)) if self._months else (start, end)
 

@@ -17,7 +17,7 @@ from bide.core.recurrence.zones import DAY
 
 T = TypeVar("T")
 EPOCH_DAY = date(1970, 1, 1).toordinal()
-MOST_LOOKS = 5_000
+MOST_LOOKS = 1_500
 """The months and the periods of an interval that one step looks at. Each date and weekday comes again in 40 years."""
 
 

@@ -104,7 +104,8 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         nominal, coming = rule.nominal(due_at, key), rule.coming(now, key)
         queued = self.overlap is Overlap.QUEUE and born_at > due_at
         most = self.most if queued or self.catch_up is CatchUp.ALL else int(self.catch_up is CatchUp.LATEST)
-        newest = _newest(rule, LAST_INSTANT if coming is None else coming - 1, most) if most else ()
+        last = coming - 1 if coming is not None else rule.last or rule.until or now
+        newest = _newest(rule, last, most) if most else ()
         recent = most > 0 and (len(newest) < most or nominal >= newest[0])
         if recent and rule.fires_at(nominal, key) >= since:
             return None
