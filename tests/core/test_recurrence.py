@@ -22,7 +22,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import Millis, as_datetime, instant_text
 from bide.core.options import LONGEST_OPTIONS, recurrence_of, with_recurrence
 from bide.core.recurrence import zones
-from bide.core.recurrence.ical import RRuleSearch, rrule_times
+from bide.core.recurrence.ical import rrule_times
 from bide.core.recurrence.plan import Recurrence
 from bide.core.recurrence.rules import At, Cron, Every, RRule, RRuleRule, Rule, refresh_zones, rule_of
 
@@ -327,9 +327,10 @@ def test_the_last_of_the_counted_times_is_computed_once(monkeypatch: pytest.Monk
     ("text", "times", "field"),
     [
         ("0 8 * * *", 10_001, "times"), ("0 8 29 2 *", 5_000, "times"), ("FREQ=DAILY", 10_001, "times"),
-        ("FREQ=MINUTELY;BYHOUR=0;BYMINUTE=0", 10_000, "times"), ("FREQ=DAILY;BYDAY=MO;COUNT=10000", None, "COUNT"),
+        ("FREQ=MINUTELY;BYYEARDAY=1;BYHOUR=0;BYMINUTE=0", 500, "times"),
+        ("FREQ=WEEKLY;INTERVAL=3;COUNT=10000", None, "COUNT"),
         ("FREQ=DAILY;BYYEARDAY=366;BYDAY=MO;COUNT=10000", None, "COUNT"),
-        ("FREQ=SECONDLY;INTERVAL=61;BYMINUTE=0;BYHOUR=3;COUNT=10000", None, "COUNT"),
+        ("FREQ=SECONDLY;INTERVAL=61;BYSECOND=0;BYMINUTE=0;BYHOUR=3;COUNT=10000", None, "COUNT"),
     ],
 )  # fmt: skip
 def test_times_that_take_too_long_to_count_are_refused(text: str, times: int | None, field: str) -> None:
@@ -591,6 +592,7 @@ START = "2024-01-01T00:00Z"
             "DAILY;BYEASTER=0",
             "DAILY;UNTIL=2030", "DAILY;UNTIL=20301301", "DAILY;", "DAILY;WKST=X", "YEARLY;BYMONTH=2;BYMONTHDAY=30",
             "DAILY;BYMONTH=2;BYMONTHDAY=30", "DAILY;UNTIL=20231231", "HOURLY;INTERVAL=2;BYHOUR=1",
+            "DAILY;BYSETPOS=1;BYHOUR=0,1,2,3,4,5,6,7,8,9;BYMINUTE=0,1,2,3,4,5,6,7,8,9",
         )),
         ("FREQ=DAILY;UNTIL=20231231T000000Z", "until"),
         ("RRULE:INTERVAL=2;FREQ=DAILY", "rrule"), ("DTSTART:20240101", "rrule"), ("DTSTART:2024 FREQ=DAILY", "rrule"),
@@ -652,8 +654,10 @@ def test_what_is_no_text_is_refused(given: Any) -> None:
             make() if isinstance(make, partial) else make(given)
 
 
-def test_a_step_of_a_rule_that_shifts_against_the_day_goes_straight_to_its_time() -> None:
+def test_a_rule_that_shifts_against_the_day_goes_straight_to_its_time() -> None:
     rule = RRule("FREQ=MINUTELY;INTERVAL=1439;BYHOUR=3;BYMINUTE=7", start="2030-01-01T03:07Z")
-    search = RRuleSearch(rrule_times(rule.text, rule.begin), left=20)
-    first = search.first_at_or_after(rule.begin + 1)
-    assert first == rule.begin + 1440 * 1439 * 60_000
+    times, looks = rrule_times(rule.text, rule.begin), iter(range(9))
+    assert times.first(looks, rule.begin + 1) == rule.begin + 1440 * 1439 * MINUTE
+    assert next(looks) < 4
+    with pytest.raises(BadInput, match="an interval that meets its times of day"):
+        RRule("FREQ=MINUTELY;INTERVAL=1440;BYHOUR=3", start="2030-01-01T04:07Z")

@@ -107,7 +107,7 @@ def add(
 
     PAYLOAD is as in `bide schedule`. Run again with another RULE, it changes the rule and moves the next occurrence.
     """
-    bounds = {name: options.pop(name) for name in ("start", *Bounds.__annotations__)}
+    bounds = {name: options.pop(name) for name in Bounds.__annotations__}
     made = rule_of(rule, zone=zone, **bounds)
     data = read_payload(payload, raw=False)
     return _one(context, topic, key, lambda app: app.recurring.add(topic, made, data, key=key, **options), make=True)

@@ -37,6 +37,7 @@ LONGEST_KEY = 175
 MOST_BACKFILLED = 10_000
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Seconds before each attempt to change a task whose occurrence is running."""
+_CHANGING = (Result.UNDER_WAY, Result.STALE_TOKEN)
 _CATCH_UPS = {choice.value: choice for choice in CatchUp}
 _OVERLAPS = {choice.value: choice for choice in Overlap}
 
@@ -63,7 +64,7 @@ class RecurrenceOptions(TypedDict, total=False):
 def check_options(options: Iterable[str], of: str) -> None:
     """Raise BadInput for the first that is no option of a recurring task; `of`: "an option of app.recurs"."""
     for name in options:
-        if name in ("zone", "start", *Bounds.__annotations__):  # which people give to the task
+        if name in ("zone", *Bounds.__annotations__):  # which people give to the task
             accepted = f"it to the rule, as in @app.recurs(Cron(..., {name}=...))"
             raise BadInput(of.rpartition(" ")[2], name, accepted)
     known = RecurrenceOptions.__annotations__
@@ -146,8 +147,7 @@ class Recurring:
         def decide(place: int, old: Record, again: bool) -> Answer | NewTask:
             if again and old.state in (State.CANCELLED, State.DEAD):  # by a newer word
                 return Answer(Result.FINISHED, old)
-            changed = changed_task(wanted[place], old, clock.now())
-            return changed or Answer(Result.KEPT if old.state.live else Result.FINISHED, old)
+            return changed_task(wanted[place], old, clock.now())
 
         answers = None if known else await session.plural("recur", session.verbs.add(wanted, now=clock.now()))
         return await self._replace("recur", [Ref(one.topic, one.key) for one in wanted], answers, decide)
@@ -164,29 +164,27 @@ class Recurring:
         session, answers = self._client._session, first or [Answer(Result.KEPT)] * len(refs)
         open_ones = [place for place, answer in enumerate(answers) if answer.result is not Result.CREATED]
         for pause in _PAUSES:
-            if open_ones and (pause or first is None):
-                if pause:
-                    if session.joined() is not None:
-                        break  # others wait for the locks of the caller's transaction, as the running occurrence
-                    await asyncio.sleep(pause)
+            if not open_ones or (pause and session.joined() is not None):
+                break  # others wait for the locks of the caller's transaction, as the running occurrence
+            if pause:
+                await asyncio.sleep(pause)
+            if pause or first is None:
                 found = await session.verbs.get([refs[place] for place in open_ones])
                 for place, record in zip(open_ones, found, strict=True):
                     answers[place] = Answer(Result.NOT_FOUND if record is None else Result.KEPT, record)
-            changes, running = dict[int, NewTask](), list[int]()
+            changes = dict[int, NewTask]()
             for place in open_ones:
                 old = answers[place].record
                 decided = answers[place] if old is None else decide(place, old, pause > 0 or first is None)
                 if isinstance(decided, Answer):
                     answers[place] = decided
-                elif old is not None and under_way(old):
-                    running.append(place)
                 else:
                     changes[place] = decided
             if changes:
                 added = session.verbs.add(list(changes.values()), now=self._client.clock.now())
                 for place, answer in zip(changes, await session.plural(verb, added), strict=True):
                     answers[place] = answer
-            open_ones = running + [place for place in changes if answers[place].result is Result.STALE_TOKEN]
+            open_ones = [place for place in open_ones if answers[place].result in _CHANGING]
         for place in open_ones:
             answers[place] = Answer(Result.UNDER_WAY, answers[place].record)
         return answers
@@ -362,29 +360,27 @@ def under_way(record: Record) -> bool:
     return record.state.live and record.attempt > 0
 
 
-def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
-    """The task that replaces `old`, which is not under way; None: it is as wanted, or has ended and stays so.
+def changed_task(wanted: NewTask, old: Record, now: Millis) -> Answer | NewTask:
+    """The task that replaces `old`, or the answer: it is under way, as wanted, or has ended and stays so.
 
     An occurrence that is due, or that waits for its jitter only, keeps its time; one that was deferred is due when its
     deferral ends. A pause stays. A declaration leaves a task that died with it alone.
     """
     recurrence, before = recurrence_of(wanted.options), recurrence_of(old.options) if old.state.live else None
     assert recurrence is not None
-    options, now = wanted.options, time_of(old, now)
-    if before is not None and before.paused:
+    options, now, paused = wanted.options, time_of(old, now), before is not None and before.paused
+    if paused:
         options = with_recurrence(options, replace(recurrence, paused=True))
     same = (options, wanted.payload, wanted.group) == (old.options, old.payload, old.group)
-    if same and (old.state.live or (recurrence.declared and old.state is State.DEAD)):
-        return None
-    due_at = recurrence.first(now, old.key)
-    if before is not None and before.paused:
-        due_at = LAST_INSTANT
-    elif before is not None:
+    due_at = LAST_INSTANT if paused else recurrence.first(now, old.key)
+    if before is not None and not paused:
         with suppress(BadInput):  # the zone of the old rule may be unknown here
             planned_at = due_next(old, before, now)
             if planned_at is not None and before.rule.nominal(planned_at, old.key) <= now:
                 due_at = old.wake_at if old.wake_at > now else planned_at
-    return None if due_at is None else _replacing(old, options, At(due_at), payload=wanted.payload, group=wanted.group)
+    if due_at is None or (same and (old.state.live or (recurrence.declared and old.state is State.DEAD))):
+        return Answer(Result.KEPT if old.state.live else Result.FINISHED, old)
+    return _replacing(old, options, At(due_at), payload=wanted.payload, group=wanted.group)
 
 
 def due_next(record: Record, recurrence: Recurrence, now: Millis) -> Millis | None:
@@ -420,5 +416,8 @@ def planned(record: Record, now: Millis, most: int) -> list[Millis]:
     return []
 
 
-def _replacing(old: Record, options: bytes, due: Due, *, payload: bytes, group: str | None) -> NewTask:
+def _replacing(old: Record, options: bytes, due: Due, *, payload: bytes, group: str | None) -> Answer | NewTask:
+    """The task that replaces `old`, unless it is under way."""
+    if under_way(old):
+        return Answer(Result.UNDER_WAY, old)
     return NewTask(old.topic, old.key, new_id(), due, payload, group, options, if_token=old.token)

@@ -222,7 +222,7 @@ class Verbs:
     async def recur(self, request: Request) -> Reply:
         topic, key = request.ref(Verb.SCHEDULE)
         ask: schemas.Recur = asked(request, "recur")
-        bounds: Any = {name: getattr(ask, name) for name in ("start", *Bounds.__annotations__)}
+        bounds: Any = {name: getattr(ask, name) for name in Bounds.__annotations__}
         try:
             rule = rule_of(ask.rule, zone=ask.zone, **bounds)
         except BadInput as error:

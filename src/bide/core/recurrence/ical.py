@@ -1,30 +1,29 @@
 """Recurrence rules of iCalendar (RFC 5545): the reader of their text, and the stream of local times.
 
-A rule is expanded period by period: the year, month, week or day of its frequency, or the unit above a shorter one.
-A period is found by division, so that the next time costs the same however long ago the rule began.
+The parts of a rule name months, days and times of day: a `Pattern`. Its interval allows some periods: years, months,
+weeks, days or shorter ones. The search takes turns: the first time of the pattern from an allowed period on, and the
+first allowed period that does not end before that time. A period is found by division, so that the next time costs the
+same however long ago the rule began.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections.abc import Iterator
 from datetime import date, datetime
 from functools import lru_cache
-from itertools import product
-from math import gcd
+from itertools import islice, product
+from math import gcd, prod
 
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
+from bide.core.recurrence.pattern import EPOCH_DAY, Pattern, clock, nth
 from bide.core.recurrence.zones import DAY
 
 _LONGEST, _MOST_A_DAY = 1_000, 96
-MOST_OF_STEP, MOST_OF_COUNT = 41 * 366, 60_000
-"""The days that are searched for a next time (each date and weekday comes again within 40 years), and for the last of
-those that are counted. Ten days are a month, or a period that is looked at in vain for a rule of hours or less."""
-_UNITS = {"SECONDLY": 1, "MINUTELY": 60, "HOURLY": 3_600, "DAILY": 86_400, "WEEKLY": 7 * 86_400}
+_UNITS = {"SECONDLY": 1_000, "MINUTELY": 60_000, "HOURLY": 3_600_000, "DAILY": DAY, "WEEKLY": 7 * DAY}
 _MONTHS = {"MONTHLY": 1, "YEARLY": 12}
-_EPOCH_DAY = date(1970, 1, 1).toordinal()
-_EPOCH_WEEKDAY = date(1970, 1, 1).weekday()
 _BOUNDS = {
     "INTERVAL": (1, 10_000), "COUNT": (1, 10_000), "BYSECOND": (0, 59), "BYMINUTE": (0, 59), "BYHOUR": (0, 23),
     "BYMONTH": (1, 12), "BYMONTHDAY": (-31, 31), "BYYEARDAY": (-366, 366), "BYWEEKNO": (-53, 53),
@@ -94,7 +93,7 @@ def _parts(rule: str, text: object) -> dict[str, str]:
         parts[name] = value
     if not rule.startswith("FREQ=") or {"COUNT", "UNTIL"} <= set(parts):
         raise _refusal(text, "FREQ first, and COUNT or UNTIL but not both")
-    if ("BYSETPOS" in parts and _UNITS.get(parts["FREQ"], 86_400) < 86_400) or (
+    if ("BYSETPOS" in parts and _UNITS.get(parts["FREQ"], DAY) < DAY) or (
         "BYWEEKNO" in parts and (parts["FREQ"] != "YEARLY" or parts.get("WKST", "MO") != "MO")
     ):
         raise _refusal(text, "BYSETPOS of days or more, BYWEEKNO of years whose weeks begin on Monday")
@@ -102,159 +101,96 @@ def _parts(rule: str, text: object) -> dict[str, str]:
 
 
 class RRuleTimes:
-    """The stream of local times of a rule that begins at the local time `begin`."""
+    """The local times of a rule that begins at the local time `begin`: a pattern, in the periods of an interval."""
 
     def __init__(self, text: str, begin: Millis) -> None:
         parts, moment = _parts(text, text), as_datetime(begin)
-        unit, self._months = _UNITS.get(parts["FREQ"], 86_400), _MONTHS.get(parts["FREQ"], 0)
+        freq, unit, self._months = parts["FREQ"], _UNITS.get(parts["FREQ"], DAY), _MONTHS.get(parts["FREQ"], 0)
         self._interval, self.count = int(parts.get("INTERVAL", 1)), int(parts.get("COUNT", 0))
-        self._begin = begin // 1000
         self._until = _stamp(parts["UNTIL"], text, ends=True)[0] if "UNTIL" in parts else LAST_INSTANT
-        self.fixed, self._unit = unit >= 86_400, min(unit, 86_400)
-        self._size = unit // 86_400 if self.fixed else unit * (24 if unit == 3_600 else 60)  # days, or seconds
-        if not {"BYWEEKNO", "BYYEARDAY", "BYMONTHDAY", "BYDAY"} & set(parts):  # what the beginning implies
-            if self._months:
-                parts["BYMONTHDAY"] = str(moment.day)
-            elif parts["FREQ"] == "WEEKLY":
-                parts["BYDAY"] = _WEEKDAYS[moment.weekday()]
-            if self._months == 12:
-                parts.setdefault("BYMONTH", str(moment.month))
-        self._origin = begin // DAY
-        if self._months:
-            self._origin = moment.year * 12 + (moment.month - 1) * (self._months == 1)
-        elif parts["FREQ"] == "WEEKLY":
-            self._origin -= (moment.weekday() - _WEEKDAYS.index(parts.get("WKST", "MO"))) % 7
-        self._by = {name: {int(one) for one in parts[name].split(",")} for name in _BOUNDS if name in parts}
+        self._begin, self._length, self.fixed = begin, self._months or unit, unit >= DAY
+        week = (_WEEKDAYS.index(parts.get("WKST", "MO")) - date(1970, 1, 1).weekday()) * DAY
+        self._origin = _month(begin) // self._length * self._length if self._months else begin - (begin - week) % unit
+        any_day = {"BYWEEKNO", "BYYEARDAY", "BYMONTHDAY", "BYDAY"}.isdisjoint(parts)
+        for name, value, implied in (
+            ("BYSECOND", moment.second, unit > 1_000), ("BYMINUTE", moment.minute, unit > 60_000),
+            ("BYHOUR", moment.hour, self.fixed), ("BYMONTHDAY", moment.day, any_day and freq in _MONTHS),
+            ("BYDAY", _WEEKDAYS[moment.weekday()], any_day and freq == "WEEKLY"),
+            ("BYMONTH", moment.month, any_day and freq == "YEARLY"),
+        ):  # fmt: skip
+            if implied:  # by the beginning
+                parts.setdefault(name, str(value))
+        by = {name: frozenset(map(int, parts[name].split(",") if name in parts else ())) for name in _BOUNDS}
+        times = clock(by["BYHOUR"] or range(24), by["BYMINUTE"] or range(60), by["BYSECOND"] or range(60))
+        self._turn, self._open = 1, [0]  # of so many periods, after which the times of day come again: those with some
+        if unit < DAY and prod(map(len, times)) < 86_400:
+            units, first = DAY // unit, begin % DAY // unit
+            shared = gcd(self._interval, units)
+            self._turn = units // shared
+            ahead = {(3600 * hour + second) * 1000 // unit - first for hour, second in product(*times)}
+            back = pow(self._interval // shared, -1, self._turn)
+            self._open = sorted(one // shared * back % self._turn for one in ahead if one % shared == 0)
+            if not self._open:
+                raise _refusal(text, "an interval that meets its times of day")
+        self._places = by["BYSETPOS"]
+        if self._places and prod(map(len, times)) > _MOST_A_DAY:
+            raise _refusal(text, f"with BYSETPOS at most {_MOST_A_DAY} times a day")
         days = filter(None, map(_DAY.fullmatch, parts.get("BYDAY", "").split(",")))
-        self._weekdays = {(_WEEKDAYS.index(day[2]), int(day[1] or 0)) for day in days}
-        self._in_year = self._months == 12 and "BYMONTH" not in parts
-        self._dated = not {"BYMONTH", "BYMONTHDAY", "BYYEARDAY"}.isdisjoint(parts)
-        fine, self._limits = list[list[int]](), list[tuple[int, int, set[int]]]()
-        for name, size, modulus in (("BYHOUR", 3_600, 24), ("BYMINUTE", 60, 60), ("BYSECOND", 1, 60)):
-            if size < self._unit:
-                fine.append([one * size for one in self._by.get(name, {self._begin // size % modulus})])
-            elif name in parts:
-                self._limits.append((size, modulus, self._by[name]))
-        self._offsets = sorted(map(sum, product(*fine)))
-        if len(self._offsets) > _MOST_A_DAY:
-            raise _refusal(text, f"at most {_MOST_A_DAY} combinations of BYHOUR, BYMINUTE and BYSECOND")
-        step = self._interval * self._unit
-        turn = 86_400 // gcd(step, 86_400) if self._limits else 1  # after so many units the times of day come again
-        day, limits = b"\1", {size: given for size, _, given in self._limits}
-        for size, modulus in ((1, 60), (60, 60), (3_600, 24)):  # each second of a day, as far as the limits allow it
-            day = b"".join(day if one in limits.get(size, range(modulus)) else bytes(size) for one in range(modulus))
-        self._open = bytes(day[(self._begin + number * step) % 86_400] for number in range(turn))
-        """For each unit of a turn from the beginning on, whether the rule allows its time of day."""
+        self._pattern = Pattern(
+            clock=times, months=by["BYMONTH"] or frozenset(range(1, 13)), month_days=by["BYMONTHDAY"],
+            weekdays=frozenset((_WEEKDAYS.index(day[2]), int(day[1] or 0)) for day in days),
+            year_days=by["BYYEARDAY"], weeks=by["BYWEEKNO"], of_year=freq == "YEARLY" and not by["BYMONTH"],
+        )  # fmt: skip
 
-    def search(self, local: Millis, left: int) -> tuple[Millis | None, int]:
-        """The first time that is not before `local`, without the COUNT, and what is left of `left` days to search."""
-        seconds = max(-(-local // 1000), self._begin)
-        index = self._index(seconds)
-        try:
-            while left > 0 and 1 in self._open:
-                times = _period(self, index)
-                if (place := bisect_left(times, seconds)) < len(times):
-                    found = times[place] * 1000
-                    return found if found <= self._until else None, left
-                begun, index = index, index + 1 if self.fixed else self._open_unit(index + 1) // self._size
-                index = max(index, self._index(self._open_day(self._days(index).start) * 86_400))
-                left -= (index - begun) * (self._months * 10 or 1) if self.fixed else 10
-        except (OverflowError, ValueError):  # after the year 9999
-            pass
-        return None, left
+    def first(self, looks: Iterator[int], local: Millis) -> Millis | None:
+        """The first time that is not before `local`: of each period that may have it, until one does."""
+        at = max(local, self._begin)
+        for _ in islice(looks, None, None, self._months or 1):
+            start, end = self._period(at)
+            if self._places:
+                found = next((one for one in _chosen(self, start, end) if one >= at), end)
+            elif (first := self._pattern.first(looks, max(at, start))) is None:
+                break
+            else:
+                found = first
+            if found < end:
+                return found if found <= self._until else None
+            at = found
+        return None
 
-    def period(self, index: int) -> list[int]:
-        """The times of a period, in seconds."""
-        days, day = list[int](), (span := self._days(index)).start
-        while day < span.stop:
-            if (open_day := self._open_day(day)) == day:
-                days.append(day * 86_400)
-            day = max(open_day, day + 1)
-        if not self.fixed:
-            at, limits = index * self._size, self._limits
-            if any(size >= self._size and at // size % modulus not in given for size, modulus, given in limits):
-                return []
-            days = list(filter(self._allows, self._units(index) if days else ()))
-        times = [start + offset for start in days for offset in self._offsets]
-        if "BYSETPOS" in self._by:
-            chosen = {place - (place > 0) for place in self._by["BYSETPOS"] if abs(place) <= len(times)}
-            times = sorted({times[place] for place in chosen})
-        return [time for time in times if time >= self._begin]
+    def _period(self, at: Millis) -> tuple[Millis, Millis]:
+        """Beginning and end of the first period that ends after `at` and that interval and times of day allow."""
+        index = ((_month(at) if self._months else at) - self._origin) // self._length
+        turn, number = divmod(-(-index // self._interval), self._turn)
+        place = bisect_left(self._open, number)
+        number = self._open[place] if place < len(self._open) else self._open[0] + self._turn
+        start = self._origin + (turn * self._turn + number) * self._interval * self._length
+        end = start + self._length
+        return (_month_start(start), _month_start(end)) if self._months else (start, end)
 
-    def _units(self, index: int) -> range:
-        """The units of a shorter period that its interval allows, in seconds; the first may lie after the period."""
-        first = index * self._size // self._unit
-        first += (self._begin // self._unit - first) % self._interval
-        return range(first * self._unit, (index + 1) * self._size, self._interval * self._unit)
 
-    def _open_unit(self, index: int) -> int:
-        """The first unit from a shorter period on whose time of day the rule allows, in seconds."""
-        first, step, turn = self._units(index).start, self._interval * self._unit, len(self._open)
-        number = (first // self._unit - self._begin // self._unit) // self._interval % turn
-        place = self._open.find(1, number)
-        return first + ((place if place >= 0 else turn + self._open.find(1)) - number) * step
+@lru_cache(maxsize=256)
+def _chosen(rule: RRuleTimes, start: Millis, end: Millis) -> list[Millis]:
+    """The times of a period that BYSETPOS chooses. A period has whole days here."""
+    in_day = [(3600 * hour + second) * 1000 for hour, second in product(*rule._pattern.clock)]
+    times, day, more = list[Millis](), start, range((rule._months or 2) - 1)
+    while (found := rule._pattern.first(iter(more), day)) is not None and found < end:
+        day = found // DAY * DAY
+        times += [day + time for time in in_day]
+        day += DAY
+    return sorted(nth(times, rule._places))
 
-    def _allows(self, unit: int) -> bool:
-        return all(unit // size % modulus in given for size, modulus, given in self._limits)
 
-    def _days(self, index: int) -> range:
-        """The days of a period, as days since 1970-01-01; the day around a period that is shorter."""
-        if self._months:
-            month = self._origin + index * self._interval * self._months
-            return range(_first_day(month), _first_day(month + self._months))
-        first = self._origin + index * self._interval * self._size if self.fixed else index * self._size // 86_400
-        return range(first, first + (self._size if self.fixed else 1))
-
-    def _index(self, seconds: int) -> int:
-        """The last period that does not begin after `seconds`."""
-        if not self.fixed:
-            return seconds // self._size
-        at, size = seconds // 86_400, self._months or self._size
-        if self._months:
-            when = date.fromordinal(at + _EPOCH_DAY)
-            at = when.year * 12 + when.month - 1
-        return (at - self._origin) // (self._interval * size)
-
-    def _open_day(self, day: int) -> int:
-        """`day` if it has times, by the parts of the rule that name days; else the first day after it that may."""
-        if not self._dated and self._weekdays and all(one != (day + _EPOCH_WEEKDAY) % 7 for one, _ in self._weekdays):
-            return day + 1
-        when, by, after, has_times = date.fromordinal(day + _EPOCH_DAY), self._by, day + 1, True
-        month, year = when.year * 12 + when.month - 1, when.year * 12
-        if when.month not in by.get("BYMONTH", {when.month}):
-            return _first_day(month + 1)
-        in_month, in_year = (_first_day(month), _first_day(month + 1)), (_first_day(year), _first_day(year + 12))
-        for name, (low, end) in (("BYMONTHDAY", in_month), ("BYYEARDAY", in_year)):
-            if name in by:
-                days = [low - 1 + one if one > 0 else end + one for one in by[name]]
-                has_times = has_times and day in days
-                after = max(after, min((one for one in days if day < one < end), default=end))
-        if self._weekdays:
-            low, end = in_year if self._in_year else in_month
-            numbers = (0, (day - low) // 7 + 1, -((end - 1 - day) // 7 + 1))
-            has_times = has_times and any((when.weekday(), number) in self._weekdays for number in numbers)
-        if "BYWEEKNO" in by:
-            week, weeks = when.isocalendar().week, date(when.isocalendar().year, 12, 28).isocalendar().week
-            has_times = has_times and not by["BYWEEKNO"].isdisjoint((week, week - weeks - 1))
-        return day if has_times else after
+def _month(at: Millis) -> int:
+    """The number of a month, counted from the year 0."""
+    moment = as_datetime(at)
+    return moment.year * 12 + moment.month - 1
 
 
 @lru_cache(maxsize=1024)
-def _first_day(month: int) -> int:
-    """The first day of a month, which is counted from the year 0."""
-    return date(month // 12, month % 12 + 1, 1).toordinal() - _EPOCH_DAY
+def _month_start(month: int) -> Millis:
+    year, month = divmod(month, 12)
+    return (date(year, month + 1, 1).toordinal() - EPOCH_DAY) * DAY if year <= 9999 else LAST_INSTANT + 1
 
 
 rrule_times = lru_cache(maxsize=512)(RRuleTimes)
-_period = lru_cache(maxsize=256)(RRuleTimes.period)
-
-
-class RRuleSearch:
-    """The stream of a rule for one search, of at most `left` days in all: after these it has no more times."""
-
-    def __init__(self, times: RRuleTimes, left: int = MOST_OF_STEP) -> None:
-        self._search, self.fixed, self.left = times.search, times.fixed, left
-
-    def first_at_or_after(self, local: Millis) -> Millis | None:
-        found, self.left = self._search(local, self.left)
-        return found

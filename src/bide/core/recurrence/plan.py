@@ -18,32 +18,25 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from bide.core.instants import LAST_INSTANT, Millis, instant_text
+from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.recurrence.rules import Rule
 
 
 class CatchUp(StrEnum):
-    """The choice for occurrences that no worker could start in time, as after an outage."""
+    """The treatment of occurrences that no worker could start in time: see `app.recurring.add`."""
 
     LATEST = "latest"
-    """The latest one runs, once."""
     ALL = "all"
-    """Each runs, in order, at most the last `most` of them."""
     NONE = "none"
-    """None runs."""
 
 
 class Overlap(StrEnum):
-    """The choice for an occurrence that comes while the one before it is still running."""
+    """The treatment of an occurrence that comes while the one before it runs: see `app.recurring.add`."""
 
     SKIP = "skip"
-    """It does not run."""
     QUEUE = "queue"
-    """It runs as soon as the one before it has ended."""
     ALLOW = "allow"
-    """It runs at once, as a task of its own."""
     CANCEL_RUNNING = "cancel_running"
-    """It runs at once: the one before it is cancelled."""
 
 
 MOST = 100
@@ -60,15 +53,8 @@ class Step(Struct, frozen=True, gc=False):
     due_at: Millis | None
     """None: the rule has ended."""
     dropped: int = 0
-    why: str = ""
-
-    @property
-    def said(self) -> str | None:
-        """The occurrences left out, in words for the event log; None: there are none."""
-        if not self.dropped:
-            return None
-        count = f"{self.dropped}" if self.dropped < _COUNTED else f"{_COUNTED:,} or more"
-        return f"{self.why}: {count} occurrence{'' if self.dropped == 1 else 's'} did not run"
+    said: str | None = None
+    """The occurrences left out, in words for the event log; None: there are none."""
 
 
 class Recurrence(Struct, frozen=True, omit_defaults=True):
@@ -114,22 +100,18 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         """
         if self.is_punctual(due_at, key, now):
             return None
-        rule, window = self.rule, self._window
+        rule, since = self.rule, 0 if self._window is None else now - self._window
         nominal, coming = rule.nominal(due_at, key), rule.coming(now, key)
-        last = LAST_INSTANT if coming is None else coming - 1
         queued = self.overlap is Overlap.QUEUE and born_at > due_at
         most = self.most if queued or self.catch_up is CatchUp.ALL else int(self.catch_up is CatchUp.LATEST)
+        last = coming - 1 if coming is not None else rule.last or rule.until or now
         newest = _newest(rule, last, most) if most else ()
-        kept = list(newest[bisect_left(newest, nominal) :])
-        if len(kept) < most and kept[:1] != [nominal]:
-            kept.insert(0, nominal)  # it was moved to a time that is none of the rule's
-        if window is not None:
-            kept = kept[bisect_left(kept, now - window, key=lambda one: rule.fires_at(one, key)) :]
-        if kept and nominal >= kept[0]:
+        recent = most > 0 and (len(newest) < most or nominal >= newest[0])
+        if recent and rule.fires_at(nominal, key) >= since:
             return None
-        target = kept[0] if kept else coming
-        dropped = 1 + len(rule.upto(due_at + 1, kept[0] - 1 if kept else last, counted - 1))
-        return Step(None if target is None else rule.fires_at(target, key), dropped, "late")
+        place = bisect_left(newest, since, bisect_left(newest, nominal), key=lambda one: rule.fires_at(one, key))
+        target = newest[place] if place < len(newest) else coming
+        return self._without("late", due_at + 1, target, key, 1, counted)
 
     def on_end(self, due_at: Millis, key: str, missed: Millis, now: Millis, *, lost: bool = False) -> Step:
         """When the next occurrence is due, after the one of `due_at` has ended.
@@ -149,16 +131,16 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         caught_up = self.catch_up is CatchUp.ALL and due <= missed
         if due > now or caught_up or self.overlap is Overlap.QUEUE or self.overlap is Overlap.ALLOW:
             return Step(due)
-        target = rule.coming(now, key)
-        dropped = len(rule.upto(later, LAST_INSTANT if target is None else target - 1, _COUNTED))
-        return Step(None if target is None else rule.fires_at(target, key), dropped, "overlap")
+        return self._without("overlap", later, rule.coming(now, key), key, 0, _COUNTED)
+
+    def _without(self, why: str, first: Millis, target: Millis | None, key: str, dropped: int, counted: int) -> Step:
+        """Leave out the occurrences from `first` on until `target`, besides those that are `dropped` already."""
+        dropped += len(self.rule.upto(first, LAST_INSTANT if target is None else target - 1, counted - dropped))
+        count = f"{dropped}" if dropped < _COUNTED else f"{_COUNTED:,} or more"
+        said = f"{why}: {count} occurrence{'' if dropped == 1 else 's'} did not run"
+        return Step(None if target is None else self.rule.fires_at(target, key), dropped, said)
 
 
 @lru_cache(maxsize=16)
 def _newest(rule: Rule, last: Millis, most: int) -> tuple[Millis, ...]:
     return tuple(rule.latest(0, last, most))
-
-
-def occurrence_key(key: str, nominal: Millis) -> str:
-    """The key of an occurrence that is a task of its own."""
-    return f"{key}@{instant_text(nominal)}"

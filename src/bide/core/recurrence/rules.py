@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterable
-from datetime import date, datetime
+from collections import deque
+from collections.abc import Iterable, Iterator
+from datetime import date
 from functools import lru_cache, partial
-from typing import Annotated, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, get_args
+from itertools import islice
+from typing import Annotated, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct, ValidationError, convert, structs
 
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Length, Millis, When, duration, duration_text, instant, instant_text
 from bide.core.recurrence import zones
-from bide.core.recurrence.cron import CronTimes, cron_times, cron_words
-from bide.core.recurrence.ical import MOST_OF_COUNT, RRuleSearch, read_rrule, rrule_times
+from bide.core.recurrence.cron import cron_times, cron_words
+from bide.core.recurrence.ical import RRuleTimes, read_rrule, rrule_times
+from bide.core.recurrence.pattern import EPOCH_DAY, MOST_LOOKS, Pattern
 from bide.core.recurrence.zones import DAY, OnGap, OnRepeat, Times, zone_info
 
 R = TypeVar("R", bound="_Recurrence")
@@ -28,8 +31,9 @@ _MOST_COUNTED, _FARTHEST = 10_000, 400 * 366 * DAY
 
 
 class Bounds(TypedDict, total=False):
-    """The optional arguments of all rules besides `start`; the fields of a rule say what they mean."""
+    """The optional arguments of all rules; the fields of a rule say what they mean."""
 
+    start: When | None
     until: When | None
     times: int | None
     jitter: Length | None
@@ -59,17 +63,9 @@ class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=F
         """The next instant of the rule without its bounds."""
         raise NotImplementedError
 
-    @property
-    def words(self) -> str:
-        """The rule in English."""
-        raise NotImplementedError
-
     def between(self, start: When | None, until: When | None) -> Self:
         """The same rule from `start` until `until`; None leaves a bound as it is. Raises BadInput."""
-        first, last = _instant(start, "start", self.zone), _instant(until, "until", self.zone)
-        changed = structs.replace(
-            self, start=self.start if first is None else first, until=self.until if last is None else last
-        )
+        changed = structs.replace(self, **_bounds(self.zone, {"start": start, "until": until}))
         return _checked(changed, "start, until", (start, until))
 
     def after(self, instant: Millis) -> Millis | None:
@@ -88,55 +84,43 @@ class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=F
 
     def nominal(self, due_at: Millis, key: str) -> Millis:
         """The nominal instant that fires at `due_at` for a key; `due_at` itself if there is none."""
-        found = self.latest(due_at - self.jitter + 1, due_at, 1) if self.jitter else []
-        return found[0] if found and self.fires_at(found[0], key) == due_at else due_at
+        found = self.coming(due_at - 1, key) if self.jitter else None
+        return due_at if found is None or self.fires_at(found, key) != due_at else found
 
     def coming(self, now: Millis, key: str) -> Millis | None:
         """The nominal instant that fires next for a key, after `now`. With jitter it may have passed already."""
-        found = self.latest(now - self.jitter + 1, now, 1) if self.jitter else []
+        found = self.latest(max(0, now - self.jitter + 1), now, 1) if self.jitter else []
         return found[0] if found and self.fires_at(found[0], key) > now else self.after(now)
 
     def latest(self, first: Millis, last: Millis, most: int) -> list[Millis]:
         """The last `most` nominal instants in [first, last]. O(most + log(last - first)) steps."""
-        found, low, high = list[Millis](), first - 1, last
+        low, high = first - 1, last
         while low < high:  # bisect for the last one
             middle = (low + high) // 2
             following = _next(self, middle)
             if following is not None and following <= last:
-                found, low = [following], following
+                low = following
             else:
                 high = middle
-        start, length = low, 1_000
+        found, start, length = deque([low][: low >= first], most), low, 1_000
         while found and len(found) < most and start > first:
             start, length = max(first, low - length), 4 * length
-            found = self.upto(start, low, 4 * most + 64)
-            while more := self.upto(found[-1] + 1, low, 4 * most + 64):
-                found = found[-most:] + more
-        return found[-most:]
+            found = deque(self._within(start, low), most)
+        return list(found)
 
     def upto(self, first: Millis, last: Millis, most: int) -> list[Millis]:
         """The nominal instants from `first` to `last`, both included: at most the first `most` of them."""
-        found, at = list[Millis](), _next(self, first - 1)
-        while at is not None and at <= last and len(found) < most:
-            found.append(at)
+        return list(islice(self._within(first, last), most))
+
+    def _within(self, first: Millis, last: Millis) -> Iterator[Millis]:
+        at = _next(self, first - 1)
+        while at is not None and at <= last:
+            yield at
             at = _next(self, at)
-        return found
 
     def is_shifted(self, nominal: Millis) -> bool:
         """Return whether the instant stands for a wall-clock time inside a gap."""
         return False
-
-
-def _without(days: tuple[int, ...], times: Times) -> Times:
-    """The stream without the times of some dates."""
-
-    def kept(local: Millis) -> Millis | None:
-        found = times(local)
-        while found is not None and found // DAY in days:
-            found = times((found // DAY + 1) * DAY)
-        return found
-
-    return kept if days else times
 
 
 class _WallClockRule(_Recurrence, frozen=True):
@@ -144,41 +128,47 @@ class _WallClockRule(_Recurrence, frozen=True):
 
     text: str
 
-    def _stream(self) -> CronTimes | RRuleSearch:
+    def _times(self) -> Pattern | RRuleTimes:
         raise NotImplementedError
 
     @property
     def gap(self) -> OnGap:
         """The treatment of a time inside a gap."""
-        return self.on_gap or ("run_after" if self._stream().fixed else "skip")
+        return self.on_gap or ("run_after" if self._times().fixed else "skip")
 
     @property
     def words(self) -> str:
-        return f'{self.__struct_config__.tag} "{self.text}" in {self.zone}'
+        """The rule in English, as of every rule."""
+        words = cron_words(self.text)
+        return (
+            f'{self.__struct_config__.tag} "{self.text}" in {self.zone}' if words is None else f"{words}, {self.zone}"
+        )
 
-    def step(self, after: Millis, search: RRuleSearch | None = None) -> Millis | None:
-        """See `_Recurrence.step`. `search`: a stream that goes on over several steps."""
-        stream = search or self._stream()
-        times = _without(self.except_on, stream.first_at_or_after)
-        on_repeat = self.on_repeat or ("first" if stream.fixed else "both")
-        return zones.next_step(times, self.zone, after, self.gap, on_repeat)
+    def _search(self) -> Times:
+        """The stream of local times for one step, without those of excepted dates."""
+        times = partial(self._times().first, iter(range(MOST_LOOKS)))
+
+        def kept(local: Millis) -> Millis | None:
+            while (found := times(local)) is not None and found // DAY in self.except_on:
+                local = (found // DAY + 1) * DAY
+            return found
+
+        return kept if self.except_on else times
+
+    def step(self, after: Millis) -> Millis | None:
+        on_repeat = self.on_repeat or ("first" if self._times().fixed else "both")
+        return zones.next_step(self._search(), self.zone, after, self.gap, on_repeat)
 
     def is_shifted(self, nominal: Millis) -> bool:
         held = zones.segment(self.zone, nominal)
-        times = _without(self.except_on, self._stream().first_at_or_after)
-        return nominal == held.start and self.gap == "run_after" and zones.gap_time(times, held) is not None
+        return nominal == held.start and self.gap == "run_after" and zones.gap_time(self._search(), held) is not None
 
 
 class CronRule(_WallClockRule, frozen=True, tag="cron"):
     """The times that match a cron expression."""
 
-    def _stream(self) -> CronTimes:
+    def _times(self) -> Pattern:
         return cron_times(self.text)
-
-    @property
-    def words(self) -> str:
-        words = cron_words(self.text)
-        return super().words if words is None else f"{words}, {self.zone}"
 
 
 class RRuleRule(_WallClockRule, frozen=True, tag="rrule"):
@@ -186,8 +176,8 @@ class RRuleRule(_WallClockRule, frozen=True, tag="rrule"):
 
     begin: Annotated[int, Meta(ge=zones.FIRST_LOCAL, le=LAST_INSTANT)]
 
-    def _stream(self) -> RRuleSearch:
-        return RRuleSearch(rrule_times(self.text, self.begin))
+    def _times(self) -> RRuleTimes:
+        return rrule_times(self.text, self.begin)
 
 
 class EveryRule(_Recurrence, frozen=True, tag="every"):
@@ -225,60 +215,66 @@ class AtRule(_Recurrence, frozen=True, tag="at"):
         return f"at {instant_text(self.instants[0])}" + (f" and {more} more" if more else "")
 
 
+_TYPES = {field.name: field.type for field in structs.fields(_Recurrence)}
+_ACCEPTED = {
+    "times": "1 to 100,000", "jitter": "at most a day", "on_gap": '"run_after" or "skip"',
+    "on_repeat": '"first", "second" or "both"',
+}  # fmt: skip
 Rule: TypeAlias = CronRule | EveryRule | RRuleRule | AtRule
 
 
-def Cron(text: str, *, zone: str = "UTC", start: When | None = None, **bounds: Unpack[Bounds]) -> CronRule:  # noqa: N802
+def Cron(text: str, *, zone: str = "UTC", **bounds: Unpack[Bounds]) -> CronRule:  # noqa: N802
     """A rule of a cron expression such as "0 8 * * mon-fri". Raises BadInput that names the field at fault."""
     if not isinstance(text, str):
         raise BadInput("cron", text, 'text such as "0 8 * * mon-fri"')
     cron_times(text)
-    return _checked(CronRule(text=text.strip(), zone=zone, **_bounds(zone, start=start, **bounds)), "cron", text)
+    return _checked(CronRule(text=text.strip(), zone=zone, **_bounds(zone, bounds)), "cron", text)
 
 
-def Every(length: Length, *, zone: str = "UTC", start: When | None = None, **bounds: Unpack[Bounds]) -> EveryRule:  # noqa: N802
+def Every(length: Length, *, zone: str = "UTC", **bounds: Unpack[Bounds]) -> EveryRule:  # noqa: N802
     """A rule of real time: each `length`, at least a second, from the start or the Unix epoch. Raises BadInput."""
     if (millis := duration(length, field="every")) < 1_000:
         raise BadInput("every", length, "a second or more")
-    return _checked(EveryRule(length=millis, zone=zone, **_bounds(zone, start=start, **bounds)), "every", length)
+    return _checked(EveryRule(length=millis, zone=zone, **_bounds(zone, bounds)), "every", length)
 
 
-def RRule(text: str, *, start: When | None = None, zone: str = "UTC", **bounds: Unpack[Bounds]) -> RRuleRule:  # noqa: N802
+def RRule(text: str, *, zone: str = "UTC", **bounds: Unpack[Bounds]) -> RRuleRule:  # noqa: N802
     """A rule of RFC 5545 such as "FREQ=MONTHLY;BYDAY=-1FR", from the start or a DTSTART. Raises BadInput."""
     rule, begin, named, until = read_rrule(text)
     if named is not None and zone not in ("UTC", named):
         raise BadInput("zone", zone, f"{named}, as DTSTART has it, or none")
     zone = named or zone
-    fields = _bounds(zone, start=start, **bounds)
-    if fields["start"] is not None:
+    fields = _bounds(zone, bounds)
+    if "start" in fields:
         local = _local(fields["start"], zone)
         if begin not in (None, local):
-            raise BadInput("start", start, "the same time as DTSTART, or only one of the two")
+            raise BadInput("start", bounds["start"], "the same time as DTSTART, or only one of the two")
         begin = local
     if begin is None:
         raise BadInput("start", None, "the instant from which the rule counts, or a DTSTART in its text")
-    fields["until"] = min((at for at in (fields["until"], until) if at is not None), default=None)
+    if until is not None:
+        fields["until"] = min(fields.get("until", until), until)
     return _checked(RRuleRule(text=rule, begin=begin, zone=zone, **fields), "rrule", text)
 
 
-def At(*instants: When | Iterable[When], start: When | None = None, **bounds: Unpack[Bounds]) -> AtRule:  # noqa: N802
+def At(*instants: When | Iterable[When], **bounds: Unpack[Bounds]) -> AtRule:  # noqa: N802
     """A rule of instants, which are given one by one or as a list. Raises BadInput."""
     given = [one for some in instants for one in _each(some, "at")]
     if not given:
         raise BadInput("at", "0 instants", "one or several instants")
     at = tuple(sorted({instant(one) for one in given}))
-    return _checked(AtRule(instants=at, **_bounds("UTC", start=start, **bounds)), "at", given)
+    return _checked(AtRule(instants=at, **_bounds("UTC", bounds)), "at", given)
 
 
-def rule_of(text: str, *, zone: str = "UTC", start: When | None = None, **bounds: Unpack[Bounds]) -> Rule:
+def rule_of(text: str, *, zone: str = "UTC", **bounds: Unpack[Bounds]) -> Rule:
     """The rule of a text: "0 8 * * *", "@daily", "every 15m", "FREQ=DAILY". Raises BadInput."""
     word, *rest = str(text).split(maxsplit=1) or [""]
     if not word:
         raise BadInput("rule", text, 'a cron expression, "every 15m", or a rule of RFC 5545 such as "FREQ=DAILY"')
     if word.lower() == "every" and rest:
-        return Every(rest[0], zone=zone, start=start, **bounds)
+        return Every(rest[0], zone=zone, **bounds)
     make = RRule if word.upper().startswith(("FREQ=", "RRULE:", "DTSTART")) else Cron
-    return make(text, zone=zone, start=start, **bounds)
+    return make(text, zone=zone, **bounds)
 
 
 def _each(given: object, field: str) -> list[Any]:
@@ -290,43 +286,34 @@ def _each(given: object, field: str) -> list[Any]:
     return list(given)
 
 
-def _bounds(
-    zone: str, /, *, start: When | None, until: When | None = None, times: int | None = None,
-    jitter: Length | None = None, except_on: Iterable[date | str] | None = None, on_gap: OnGap | None = None,
-    on_repeat: OnRepeat | None = None, **unknown: object,
-) -> dict[str, Any]:  # fmt: skip
-    """The fields of the bounds, each checked by itself."""
-    for field, value in unknown.items():
-        raise BadInput(field, value, f"start, {', '.join(Bounds.__annotations__)} to this rule")
-    late = 0 if jitter is None else duration(jitter, field="jitter")
-    for good, field, value, wanted in (
-        (times is None or (type(times) is int and 1 <= times <= 100_000), "times", times, "1 to 100,000"),
-        (late <= DAY, "jitter", jitter, "at most a day"),
-        (on_gap in (None, *get_args(OnGap)), "on_gap", on_gap, '"run_after" or "skip"'),
-        (on_repeat in (None, *get_args(OnRepeat)), "on_repeat", on_repeat, '"first", "second" or "both"'),
-    ):
-        if not good:
-            raise BadInput(field, value, wanted)
-    return {
-        "start": _instant(start, "start", zone), "until": _instant(until, "until", zone),
-        "times": times, "jitter": late, "on_gap": on_gap, "on_repeat": on_repeat,
-        "except_on": tuple(sorted({_day(one) for one in _each([] if except_on is None else except_on, "except_on")})),
-    }  # fmt: skip
-
-
-def _instant(value: When | None, field: str, zone: str) -> Millis | None:
-    """A bound: with a date, and a zone unless the rule names another than UTC, which is the default of every rule."""
-    return None if value is None else instant(value, field=field, zone=None if zone == "UTC" else zone)
+def _bounds(zone: str, bounds: Bounds) -> dict[str, Any]:
+    """The fields of the bounds that are given, each checked by itself."""
+    fields = dict[str, Any]()
+    for name, given in bounds.items():
+        if name not in Bounds.__annotations__:
+            raise BadInput(name, given, f"{', '.join(Bounds.__annotations__)} to this rule")
+        if given is None:
+            continue
+        value: Any = given
+        if name in ("start", "until"):  # with a zone, unless the rule is of UTC, which is the default
+            value = instant(value, field=name, zone=None if zone == "UTC" else zone)
+        elif name == "jitter":
+            value = duration(value, field=name)
+        elif name == "except_on":
+            value = tuple(sorted({_day(one) for one in _each(value, name)}))
+        try:
+            fields[name] = convert(value, _TYPES[name])
+        except ValidationError:
+            raise BadInput(name, given, _ACCEPTED[name]) from None
+    return fields
 
 
 def _day(given: object) -> int:
     try:
-        found = date.fromisoformat(given) if isinstance(given, str) else given
-        if not isinstance(found, date) or isinstance(found, datetime):
-            raise ValueError
-    except ValueError:
+        day: date = date.fromisoformat(given) if isinstance(given, str) else convert(given, date)
+    except (ValueError, ValidationError):
         raise BadInput("except_on", given, 'dates, or ISO text such as "2030-12-25"') from None
-    return found.toordinal() - date(1970, 1, 1).toordinal()
+    return day.toordinal() - EPOCH_DAY
 
 
 def _checked(rule: R, field: str, given: object) -> R:
@@ -339,8 +326,7 @@ def _checked(rule: R, field: str, given: object) -> R:
     if rule.until is not None and rule.start is not None and rule.until < rule.start:
         raise BadInput("until", instant_text(rule.until), "an instant that is not before the start")
     rule = structs.replace(rule, last=None)
-    if _next(rule, -1) is not None:
-        rule = structs.replace(rule, last=_last(rule))
+    rule = structs.replace(rule, last=_last(rule))
     if _next(rule, -1) is None:
         raise BadInput(field, given, "a rule that fires: within its bounds, this one never does")
     return rule
@@ -348,31 +334,25 @@ def _checked(rule: R, field: str, given: object) -> R:
 
 def _last(rule: _Recurrence) -> Millis | None:
     """The last of the counted times. None: they are not counted, or the rule ends before. Raises BadInput."""
-    lasts = [] if rule.times is None else [_nth(rule, rule.times, "times")]
+    counts = [] if rule.times is None else [(rule, rule.times, "times")]
     if isinstance(rule, RRuleRule) and (count := rrule_times(rule.text, rule.begin).count):
-        begun = None if rule.start is None or _local(rule.start, rule.zone) != rule.begin else rule.start
-        lasts.append(_nth(structs.replace(rule, start=begun, except_on=()), count, "COUNT"))
-    return min((at for at in lasts if at is not None), default=None)
+        begun = rule.start if rule.start is not None and _local(rule.start, rule.zone) == rule.begin else None
+        counts.append((structs.replace(rule, start=begun, except_on=()), count, "COUNT"))
+    return min((at for one in counts if (at := _nth(*one)) is not None), default=None)
 
 
 def _nth(rule: _Recurrence, number: int, field: str) -> Millis | None:
     """The last of the first `number` instants; None: the rule ends before. Raises BadInput if that takes too long."""
-    at, step, search = (rule.start or 0) - 1, rule.step, None
-    if isinstance(rule, RRuleRule):
-        search = RRuleSearch(rrule_times(rule.text, rule.begin), MOST_OF_COUNT)
-        step = partial(rule.step, search=search)
-        at = rule.begin - 2 * DAY if rule.start is None else at
-    far = at + _FARTHEST if isinstance(rule, _WallClockRule) else LAST_INSTANT
-    if isinstance(rule, _WallClockRule) and number > _MOST_COUNTED:
-        raise BadInput(field, number, f"at most {_MOST_COUNTED:,} with this rule; or until")
-    for _ in range(number):
-        found = step(at)
-        if (search is not None and search.left <= 0) or (found is not None and found > far):
-            raise BadInput(field, number, "fewer: the last lies too far ahead to be computed; or until")
-        if found is None or (rule.until is not None and found > rule.until):
-            return None
-        at = found
-    return at
+    first, far = rule.start or 0, LAST_INSTANT
+    if isinstance(rule, _WallClockRule):
+        first = rule.begin - 2 * DAY if isinstance(rule, RRuleRule) and rule.start is None else first
+        far = first + _FARTHEST
+        if number > _MOST_COUNTED:
+            raise BadInput(field, number, f"at most {_MOST_COUNTED:,} with this rule; or until")
+    found = rule.upto(first, far, number)
+    if len(found) < number and rule.after(far) is not None:
+        raise BadInput(field, number, "fewer: the last lies too far ahead to be computed; or until")
+    return found[-1] if len(found) == number else None
 
 
 def _local(at: Millis, zone: str) -> Millis:
@@ -381,7 +361,7 @@ def _local(at: Millis, zone: str) -> Millis:
 
 
 def _next(rule: _Recurrence, at: Millis) -> Millis | None:
-    found = rule.step(max(at, (rule.start or 0) - 1))
+    found = rule.step(at if rule.start is None else max(at, rule.start - 1))
     last = rule.until if rule.last is None else rule.last
     return None if found is None or (last is not None and found > last) else found
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from bide.core.errors import BadInput
-from bide.core.instants import At, Millis
+from bide.core.instants import At, Millis, instant_text
 from bide.core.names import new_id
 from bide.core.options import recurrence_of, with_recurrence
 from bide.core.records import NewTask, OutcomeKind, Record, Settlement, State, Token
-from bide.core.recurrence.plan import Overlap, Step, occurrence_key
+from bide.core.recurrence.plan import Overlap, Step
 from bide.engine.config import Retention
 
 REMEMBERED: Millis = 86_400_000
@@ -148,7 +148,7 @@ def own_task(record: Record, nominal: Millis, due_at: Millis, *, since: Millis) 
     recurrence = recurrence_of(record.options)
     limit = None if recurrence is None else recurrence.deadline
     return NewTask(
-        record.topic, occurrence_key(record.key, nominal), new_id(), At(due_at), record.payload, record.group,
+        record.topic, f"{record.key}@{instant_text(nominal)}", new_id(), At(due_at), record.payload, record.group,
         with_recurrence(record.options, None, nominal), None if limit is None else since + limit,
         if_token=NO_TOKEN,
     )  # fmt: skip
