@@ -31,7 +31,9 @@ from tests.waiting import wait_until
 from bide import Bide, Task
 from bide.cli.context import without_password
 from bide.cli.output import length_words, local_words, relative_words
+from bide.cli.tables import print_events
 from bide.cli.top import Screen
+from bide.core.events import Event, EventKind
 from bide.engine.history import History
 from bide.engine.pauses import Pauses
 from bide.insight.overview import Overview, Overviews
@@ -193,11 +195,13 @@ def test_tally_and_its_forecast(line: CommandLine) -> None:
     assert len(line.one("tally", "--ahead", "1d")["forecast"]) == 24
 
 
-def test_events_in_words(line: CommandLine) -> None:
+def test_events_in_words(line: CommandLine, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing unusual" in line.run("events").stdout
     line.run("schedule", "t", "--key", "k", "--delay", "1h")
     assert "schedule: created" in line.run("events").stdout
     assert "t/k" in line.run("events").stdout
+    print_events([Event(at=0, topic="t", key="k", id="", kind=kind, what="so") for kind in EventKind], of_one=False)
+    assert re.findall(r"(\w+: )?so", capsys.readouterr().out) == ["retry: ", "dead: ", "loss: ", "dropped: ", ""]
 
 
 @pytest.mark.parametrize(
