@@ -265,6 +265,8 @@ class Recurring:
         """
         now = self._client.clock.now
         first, last = instant(since, field="since", now=now), instant(until, field="until", now=now)
+        if last < first:
+            raise BadInput("until", until, "an instant that is not before since")
         found = await self._found(topic, key)
         if found is None:
             return [Answer(Result.NOT_FOUND)]
