@@ -270,7 +270,7 @@ async def test_pause_resume_skip_run_now_backfill_and_remove(world: World) -> No
         await recurring.add("t", Every("1s"), key="s")
         with pytest.raises(BadInput, match="until"):
             await recurring.backfill("t", "s", since=since, until="2030-01-01T00:00:00Z")
-        with pytest.raises(BadInput, match="until.*not before since"):
+        with pytest.raises(BadInput, match="not before since"):
             await recurring.backfill("t", "k", since=until, until=since)
 
 

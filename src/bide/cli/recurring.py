@@ -53,8 +53,10 @@ def ls(context: Context, topic: str | None, key: str | None, group: str | None, 
     if context.json:
         for task in found:
             print_json(recurring_shape(task.record, now, number))
+    elif found:
+        _print(found, now, number)
     else:
-        _print(found, now, number) if found else click.echo(f"no recurring tasks in {context.shown_store}")
+        click.echo(f"no {'such ' if topic or group else ''}recurring tasks in {context.shown_store}")
     return Exit.DONE
 
 
