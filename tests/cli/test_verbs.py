@@ -77,6 +77,9 @@ def test_a_recurring_task_is_added_with_each_option_and_shown_as_one(
     assert (details["recurs"], details["paused"]) == ("at 08:00 on day 1 of the month, UTC", True)
     assert "rent/rent: moved, due in " in line.run("move", "rent", "rent", "--delay", "1h").stdout
     assert line.run("recurring", "ls", "rant").stdout.startswith("no such recurring tasks in ")
+    line.run("recurring", "run-now", "rent")
+    words = [json.loads(event)["what"] for event in line.run("events", "--json").stdout.splitlines()]
+    assert words == ["schedule: created", "reschedule: moved", "pause: replaced", "recur: created"]
     line.run("schedule", "t", "--key", "k", "--delay", "1h")
     assert "recurs" not in line.run("show", "t", "k").stdout
     assert line.run("recurring", "pause", "t", "k", code=1).stdout == "t/k: there is no such recurring task\n"

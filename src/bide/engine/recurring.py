@@ -149,7 +149,10 @@ class Recurring:
             changed = changed_task(wanted[place], old, clock.now())
             return changed or Answer(Result.KEPT if old.state.live else Result.FINISHED, old)
 
-        answers = None if known else await session.plural("recur", session.verbs.add(wanted, now=clock.now()))
+        answers = None
+        if not known:
+            added = session.verbs.add(wanted, now=clock.now())
+            answers = await session.plural("recur", added, bulk=len(wanted) > 1)
         return await self._replace("recur", [Ref(one.topic, one.key) for one in wanted], answers, decide)
 
     async def _replace(
@@ -300,7 +303,7 @@ class Recurring:
         due_at = recurrence.first(time_of(record, now), record.key)
         begun = recurrence.rule.nominal(record.due_at, record.key) <= now  # it waits for its jitter, or is due
         if recurrence.paused or begun or due_at in (None, record.due_at):
-            return Answer(Result.KEPT, record)
+            return Answer(Result.KEPT if record.state.live else Result.FINISHED, record)
         return await self._client._session.change(Move(record.topic, record.key, At(due_at), record.token))
 
     async def _set_paused(self, topic: str, key: str | None, *, paused: bool) -> Answer:
@@ -328,7 +331,11 @@ class Recurring:
     async def _own_tasks(self, record: Record, instants: Sequence[Millis]) -> list[Answer]:
         now = self._client.clock.now()
         news = [own_task(record, one, min(one, now), since=now) for one in instants]
-        answers = await self._client._session.add_many(news) if news else []
+        session = self._client._session
+        if len(news) == 1:  # the event log says who ran it
+            answers = [await session.add(news[0])]
+        else:
+            answers = await session.add_many(news) if news else []
         return [replace(one, result=Result.KEPT) if one.result is Result.STALE_TOKEN else one for one in answers]
 
     async def _found(self, topic: str, key: str | None) -> tuple[Record, Recurrence] | None:
