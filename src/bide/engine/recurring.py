@@ -331,11 +331,10 @@ class Recurring:
     async def _own_tasks(self, record: Record, instants: Sequence[Millis]) -> list[Answer]:
         now = self._client.clock.now()
         news = [own_task(record, one, min(one, now), since=now) for one in instants]
-        session = self._client._session
-        if len(news) == 1:  # the event log says who ran it
-            answers = [await session.add(news[0])]
-        else:
-            answers = await session.add_many(news) if news else []
+        if not news:
+            return []
+        session = self._client._session  # whose event log tells of a single one only
+        answers = [await session.add(news[0])] if len(news) == 1 else await session.add_many(news)
         return [replace(one, result=Result.KEPT) if one.result is Result.STALE_TOKEN else one for one in answers]
 
     async def _found(self, topic: str, key: str | None) -> tuple[Record, Recurrence] | None:
