@@ -361,6 +361,7 @@ def test_importing_bide_loads_nothing_heavy() -> None:
 def test_the_base_install_is_small(root: Path) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     direct = [Requirement(text).name for text in project["dependencies"]]
+    assert "tzdata" in project["dependencies"], "small containers have no zone data, not even UTC"
     assert len(direct) <= 4
     assert len(closure(direct)) <= 8
 

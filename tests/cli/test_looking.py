@@ -31,7 +31,9 @@ from tests.waiting import wait_until
 from bide import Bide, Task
 from bide.cli.context import without_password
 from bide.cli.output import length_words, local_words, relative_words
+from bide.cli.tables import print_events
 from bide.cli.top import Screen
+from bide.core.events import Event, EventKind
 from bide.engine.history import History
 from bide.engine.pauses import Pauses
 from bide.insight.overview import Overview, Overviews
@@ -180,7 +182,7 @@ def test_a_terminal_is_not_obeyed(line: CommandLine) -> None:
         assert not {"\x1b", "\x07", "\x7f", "\u202e"} & set(shown)
 
 
-def test_tally_and_its_forecast(line: CommandLine) -> None:
+def test_tally_and_its_forecast(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no tasks in" in line.run("tally").stdout
     line.run("schedule", "t", "--delay", "0s")
     for delay in ("30m", "90m", "91m"):
@@ -191,13 +193,23 @@ def test_tally_and_its_forecast(line: CommandLine) -> None:
     shown = line.run("tally", "--ahead", "2h", "--step", "1h").stdout
     assert shown.count("█") > 3
     assert len(line.one("tally", "--ahead", "1d")["forecast"]) == 24
+    line.run("recurring", "add", "r", "every 10m")
+    line.run("recurring", "add", "s", "every 1s")
+    shape = line.one("tally", "--ahead", "3h", "--step", "1h")
+    assert [step["number"] for step in shape["forecast"] if step["topic"] == "r"] == [6, 6, 6]
+    assert "+" in line.run("tally", "--ahead", "3h").stdout
+    with monkeypatch.context() as patch:
+        patch.setattr("bide.insight.recurring._TOPICS", 0)
+        assert "more may come due" in line.run("tally", "--ahead", "3h").stderr
 
 
-def test_events_in_words(line: CommandLine) -> None:
+def test_events_in_words(line: CommandLine, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing unusual" in line.run("events").stdout
     line.run("schedule", "t", "--key", "k", "--delay", "1h")
     assert "schedule: created" in line.run("events").stdout
     assert "t/k" in line.run("events").stdout
+    print_events([Event(at=0, topic="t", key="k", id="", kind=kind, what="so") for kind in EventKind], of_one=False)
+    assert re.findall(r"(\w+: )?so", capsys.readouterr().out) == ["retry: ", "dead: ", "loss: ", "dropped: ", ""]
 
 
 @pytest.mark.parametrize(

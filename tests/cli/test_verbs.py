@@ -21,6 +21,7 @@ from bide import Bide, OutcomeUnknown, StoreUnavailable
 from bide.cli.context import person
 from bide.cli.exits import Exit
 from bide.core.errors import PartlyFailed, StoreError
+from bide.core.instants import LAST_INSTANT
 from bide.service.access import DEFAULT_VERBS, Access, Unauthorized, Verb, parse
 
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -58,7 +59,9 @@ def test_a_recurring_task_is_added_with_each_option_and_shown_as_one(
         "2099-02-01", "--except-on", "2099-03-01", "--on-gap", "skip", "--on-repeat", "both", "--retry", "patient",
         "--end-when-dead",
     )  # fmt: skip
-    shape = line.one("recurring", "ls", "rent", "-n", "9")
+    with monkeypatch.context() as patch:
+        patch.setattr("bide.cli.recurring.current_millis", lambda: LAST_INSTANT)  # the store's clock is right
+        shape = line.one("recurring", "ls", "rent", "-n", "9")
     assert [at[:10] for at in shape["next"]] == ["2099-01-01", "2099-04-01", "2099-05-01"]
     assert (shape["rule"]["on_gap"], shape["rule"]["on_repeat"]) == ("skip", "both")
     assert (shape["retry"]["policy"], shape["end_when_dead"]) == ("exponential", True)
@@ -74,6 +77,10 @@ def test_a_recurring_task_is_added_with_each_option_and_shown_as_one(
     assert (details["recurs"], details["paused"]) == ("at 08:00 on day 1 of the month, UTC", True)
     assert "rent/rent: moved, due in " in line.run("move", "rent", "rent", "--delay", "1h").stdout
     assert "9999" not in line.run("show", "rent", "rent").stdout
+    assert line.run("recurring", "ls", "rant").stdout.startswith("no such recurring tasks in ")
+    line.run("recurring", "run-now", "rent")
+    words = [json.loads(event)["what"] for event in line.run("events", "--json").stdout.splitlines()]
+    assert words == ["schedule: created", "reschedule: moved", "pause: replaced", "recur: created"]
     line.run("schedule", "t", "--key", "k", "--delay", "1h")
     assert "recurs" not in line.run("show", "t", "k").stdout
     assert line.run("recurring", "pause", "t", "k", code=1).stdout == "t/k: there is no such recurring task\n"

@@ -267,9 +267,12 @@ async def test_pause_resume_skip_run_now_backfill_and_remove(world: World) -> No
         assert (await recurring.remove("t", "k")).result == "cancelled"
         for verb in (recurring.pause, recurring.resume, recurring.run_now, recurring.skip_next, recurring.replan):
             assert (await verb("t", "none")).result == "not_found"
+            assert (await verb("t", "k")).result == "finished"
         await recurring.add("t", Every("1s"), key="s")
         with pytest.raises(BadInput, match="until"):
             await recurring.backfill("t", "s", since=since, until="2030-01-01T00:00:00Z")
+        with pytest.raises(BadInput, match="not before since"):
+            await recurring.backfill("t", "k", since=until, until=since)
 
 
 @virtual

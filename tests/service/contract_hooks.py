@@ -34,8 +34,6 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
 
 
 BOUNDS = ("start", "until", "times", "except_on", "zone")
-LATER = re.compile(r"\d{4}-\d\d-\d\dT.*")
-"""An instant that may be thousands of years after another."""
 
 
 def _plain(text: Any) -> Any:
@@ -45,8 +43,8 @@ def _plain(text: Any) -> Any:
 def _said(body: Any) -> Any:
     if isinstance(body, dict) and isinstance(body.get("rule"), str):
         body = {name: value for name, value in body.items() if name not in BOUNDS} | {"rule": "@daily"}
-    if isinstance(body, dict) and body.get("do") == "backfill" and LATER.match(str(body.get("until"))):
-        body |= {"until": body.get("since", body["until"])}
+    if isinstance(body, dict) and body.get("do") == "backfill" and {"since", "until"} <= body.keys():
+        body |= {"until": body["since"]}
     if isinstance(body, dict) and isinstance(body.get("headers"), dict):
         body = body | {"headers": {_plain(name): _plain(value) for name, value in body["headers"].items()}}
     if isinstance(body, dict):

@@ -18,6 +18,7 @@ from tests.service.conftest import KEPT
 from tests.service.console.browsing import Browser
 from tests.service.test_access import make
 
+from bide import Bide, Every
 from bide.core.errors import PartlyFailed, SetupError
 from bide.core.instants import In
 from bide.core.names import RESERVED_TOPICS, new_id
@@ -213,6 +214,13 @@ def test_who_steers_a_rule_sees_the_payload_of_no_occurrence_without_read(door: 
         assert b"SECRET" not in reply.body
     reply = door.apis["schedule"]("PUT", path, {"rule": "@hourly", "payload": "mine"})
     assert reply.json["task"]["payload"] == "mine", "they have just sent it"
+
+
+async def test_an_app_declares_no_rule_that_its_token_may_not_read(door: Door) -> None:
+    async with Bide(door.service.url, token=door.texts["schedule"]) as app:
+        with pytest.raises(SetupError, match="'schedule' may not read on topic"):
+            await app.recurring.add(MINE, Every("1h"), key="declared")
+        assert (await app.schedule(MINE, delay="1h", key="plain")).result == "created"
 
 
 async def test_no_answer_over_the_store_calls_does_either(door: Door) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from bide.app import Bide
 from bide.cli.context import Context, WholeNumber, takes_context
@@ -25,6 +27,7 @@ from bide.cli.output import (
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime, due_of, duration, duration_text, instant_text
 from bide.core.records import Count, Pause, Record, Result, State, Tally, Topic, summed
+from bide.insight.recurring import coming_of, recurring_tasks
 from bide.insight.task_history import Attempt, TaskHistory, task_history
 from bide.service.schemas import detail_shape, event_shape, task_shape
 
@@ -218,6 +221,8 @@ def tally(context: Context, topic: str | None, ahead: str | None, step: str | No
         asked = [0, now, *(now + edge for edge in edges if now + edge <= LAST_INSTANT)]
         edges_at = [as_datetime(edge) for edge in asked]
         found = await app.tally(edges_at, topics=None if topic is None else [topic])
+        if edges:
+            found = await _with_coming(app, found, asked)
         paused = {of: pause for of, pause in (await app.paused()).items() if topic in (None, of)}
         if context.json:
             print_json({**_tally_shape(found, asked), "paused": [pause_shape(pause) for pause in paused.values()]})
@@ -226,6 +231,20 @@ def tally(context: Context, topic: str | None, ahead: str | None, step: str | No
         return Exit.DONE
 
     return context.open(work)
+
+
+async def _with_coming(app: Bide, found: Tally, edges: list[Millis]) -> Tally:
+    """The forecast with the later occurrences of recurring tasks, each of which waits only for its next one."""
+    rules, all_rules = await recurring_tasks(app, found.counts)
+    coming = await coming_of(rules, edges[1], edges[-1] - 1, edges[1])
+    forecast = dict(found.forecast)
+    for topic in coming.instants:
+        due, *waiting = forecast.get(topic, [Count(0)] * (len(edges) - 1))
+        later = (coming.between(topic, low, high) for low, high in pairwise(edges[1:]))
+        forecast[topic] = [due, *map(summed, zip(waiting, later, strict=True))]
+    if not all_rules:
+        click.echo("bide: note: too many tasks to look for all recurring ones: more may come due", err=True)
+    return replace(found, forecast=forecast)
 
 
 def _edges(ahead: str | None, step: str | None) -> list[Millis]:

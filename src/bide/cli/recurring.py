@@ -45,15 +45,18 @@ def recurring() -> None:
 def ls(context: Context, topic: str | None, key: str | None, group: str | None, number: int) -> Exit:
     """List the recurring tasks of all topics, of TOPIC, or the one with KEY: rules in words and next instants."""
 
-    async def work(app: Bide) -> list[Task[Any]]:
-        return [task async for task in app.recurring.find(topic, group=group) if key in (None, task.key)]
+    async def work(app: Bide) -> tuple[list[Task[Any]], Millis]:
+        found = [task async for task in app.recurring.find(topic, group=group) if key in (None, task.key)]
+        return found, app.clock.now()  # the store's clock, by which they run
 
-    found, now = context.open(work, noted=False), current_millis()
+    found, now = context.open(work, noted=False)
     if context.json:
         for task in found:
             print_json(recurring_shape(task.record, now, number))
+    elif found:
+        _print(found, now, number)
     else:
-        _print(found, now, number) if found else click.echo(f"no recurring tasks in {context.shown_store}")
+        click.echo(f"no {'such ' if topic or group else ''}recurring tasks in {context.shown_store}")
     return Exit.DONE
 
 

@@ -149,7 +149,10 @@ class Recurring:
                 return Answer(Result.FINISHED, old)
             return changed_task(wanted[place], old, clock.now())
 
-        answers = None if known else await session.plural("recur", session.verbs.add(wanted, now=clock.now()))
+        answers = None
+        if not known:
+            added = session.verbs.add(wanted, now=clock.now())
+            answers = await session.plural("recur", added, bulk=len(wanted) > 1)
         return await self._replace("recur", [Ref(one.topic, one.key) for one in wanted], answers, decide)
 
     async def _replace(
@@ -263,6 +266,8 @@ class Recurring:
         """
         now = self._client.clock.now
         first, last = instant(since, field="since", now=now), instant(until, field="until", now=now)
+        if last < first:
+            raise BadInput("until", until, "an instant that is not before since")
         found = await self._found(topic, key)
         if found is None:
             return [Answer(Result.NOT_FOUND)]
@@ -296,7 +301,7 @@ class Recurring:
         due_at = recurrence.first(time_of(record, now), record.key)
         begun = recurrence.rule.nominal(record.due_at, record.key) <= now  # it waits for its jitter, or is due
         if recurrence.paused or begun or due_at in (None, record.due_at):
-            return Answer(Result.KEPT, record)
+            return Answer(Result.KEPT if record.state.live else Result.FINISHED, record)
         return await self._client._session.change(Move(record.topic, record.key, At(due_at), record.token))
 
     async def _set_paused(self, topic: str, key: str | None, *, paused: bool) -> Answer:
@@ -324,7 +329,10 @@ class Recurring:
     async def _own_tasks(self, record: Record, instants: Sequence[Millis]) -> list[Answer]:
         now = self._client.clock.now()
         news = [own_task(record, one, min(one, now), since=now) for one in instants]
-        answers = await self._client._session.add_many(news) if news else []
+        if not news:
+            return []
+        session = self._client._session  # whose event log tells of a single one only
+        answers = [await session.add(news[0])] if len(news) == 1 else await session.add_many(news)
         return [replace(one, result=Result.KEPT) if one.result is Result.STALE_TOKEN else one for one in answers]
 
     async def _found(self, topic: str, key: str | None) -> tuple[Record, Recurrence] | None:

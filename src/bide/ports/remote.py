@@ -50,7 +50,7 @@ from bide.core.errors import (
 from bide.core.events import Event
 from bide.core.instants import LAST_INSTANT, Due, In, Millis
 from bide.core.names import LONGEST_NAME, check_name, check_topic, text_of
-from bide.core.options import LONGEST_HEADERS, LONGEST_OPTIONS, decode_options
+from bide.core.options import LONGEST_HEADERS, LONGEST_OPTIONS, decode_options, recurrence_of
 from bide.core.records import (
     Cancel,
     Change,
@@ -504,6 +504,12 @@ def _on_one(verb: str, topic: Topic | None) -> Needs:
     return {verb: None if topic is None else [topic]}
 
 
+def _for_add(batch: Batch[NewTask]) -> Needs:
+    """Require "read" too for recurring tasks: a client that cannot see the rule of one would undo its pause."""
+    needs, recurring = _on("schedule")(batch), {one.topic for one in batch.items if recurrence_of(one.options)}
+    return {**needs, "read": recurring} if recurring else needs
+
+
 def _for_change(batch: Batch[Change]) -> Needs:
     """Require the verb of each change. A move to another time needs "reschedule", even if it claims to be a fire."""
     needs: dict[str, set[Topic]] = {}
@@ -524,7 +530,7 @@ def _nothing(_: object) -> Needs:
 
 # --- the table
 
-ADD = Operation("add", Batch[NewTask], list[Answer | None], _on("schedule"), _TASK, once=True)
+ADD = Operation("add", Batch[NewTask], list[Answer | None], _for_add, _TASK, once=True)
 CHANGE = Operation("change", Batch[Change], list[Answer | None], _for_change, _CHANGE, once=True)
 SETTLE = Operation("settle", Batch[Settlement], list[bool | None], _on("work"), _SETTLEMENT, once=True)
 EXTEND = Operation("extend", Batch[Lease], list[bool | None], _on("work"), _LEASE, once=True)

@@ -269,12 +269,13 @@ def At(*instants: When | Iterable[When], **bounds: Unpack[Bounds]) -> AtRule:  #
 def rule_of(text: str, *, zone: str = "UTC", **bounds: Unpack[Bounds]) -> Rule:
     """The rule of a text: "0 8 * * *", "@daily", "every 15m", "FREQ=DAILY". Raises BadInput."""
     word, *rest = str(text).split(maxsplit=1) or [""]
-    if not word:
-        raise BadInput("rule", text, 'a cron expression, "every 15m", or a rule of RFC 5545 such as "FREQ=DAILY"')
     if word.lower() == "every" and rest:
         return Every(rest[0], zone=zone, **bounds)
-    make = RRule if word.upper().startswith(("FREQ=", "RRULE:", "DTSTART")) else Cron
-    return make(text, zone=zone, **bounds)
+    if word.upper().startswith(("FREQ=", "RRULE:", "DTSTART")):
+        return RRule(text, zone=zone, **bounds)
+    if not (rest or word.startswith("@")):
+        raise BadInput("rule", text, '"0 8 * * mon-fri" or the like, "@daily", "every 15m", or "FREQ=DAILY" (RFC 5545)')
+    return Cron(text, zone=zone, **bounds)
 
 
 def _each(given: object, field: str) -> list[Any]:
