@@ -107,7 +107,7 @@ class RecurringPage(Page):
         computed: dict[str, Any] = {"trouble": "", "past": [], "ahead": [], "weeks": [], "there": request.locale}
         try:
             computed["there"] = Locale(request.locale.language, rule.zone, zone_info(rule.zone), now)
-            computed["past"] = past_of(record, now, misses, _INSTANTS)
+            computed["past"] = past_of(rule, ref.key, now, misses, _INSTANTS)
             computed["ahead"] = planned(record, now, _INSTANTS)
             computed["weeks"] = month_of(rule, now)
         except BadInput as error:
