@@ -14,8 +14,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import Millis, as_datetime, instant, instant_text
 from bide.core.names import check_topic
 from bide.core.options import recurrence_of
-from bide.core.records import Count, Record, Ref, Result, State
-from bide.core.recurrence.plan import Recurrence
+from bide.core.records import Count, Ref, Result, State
 from bide.core.recurrence.rules import Rule
 from bide.core.recurrence.zones import zone_info
 from bide.engine.recurring import planned
@@ -57,11 +56,6 @@ def month_of(rule: Rule, now: Millis) -> list[list[Day | None]]:
     return [[seen(day) if day.month == today.month else None for day in week] for week in weeks]
 
 
-def next_of(record: Record, recurrence: Recurrence, now: Millis) -> Millis | None:
-    """When the next occurrence fires; None: never, while it is paused, or its rule cannot be computed here."""
-    return next((recurrence.rule.fires_at(one, record.key) for one in planned(record, now, 1)), None)
-
-
 class RecurringPage(Page):
     """The list, one task's page, and the form that acts on it."""
 
@@ -79,11 +73,10 @@ class RecurringPage(Page):
     async def _list(self, request: PageRequest) -> Reply:
         if request.raw_field("key"):  # a name that no path can have
             return await self._one(request)
-        topic, said, now = request.raw_field("topic"), request.field("said"), request.locale.now
-        if topic:
-            request.caller.check(Verb.READ, check_topic(topic))
+        topic, said = request.raw_field("topic"), request.field("said")
         request.caller.check_somewhere(Verb.READ)
         if topic:
+            request.caller.check(Verb.READ, check_topic(topic))
             found, whole = await recurring_tasks(request.client, (await request.client.tally(topics=[topic])).counts)
         else:
             found, whole = await (self._all.fresh() if said else self._all.get())
@@ -91,19 +84,23 @@ class RecurringPage(Page):
         for miss in misses_of(await self._events.get()):
             misses.setdefault(Ref(miss.event.topic, miss.event.key), []).append(miss)
         seen = request.caller.visible(found)
-        rules = [(one, rule) for one in seen[:_SHOWN] if (rule := recurrence_of(one.options)) is not None]
-        rows = [(one, rule, next_of(one, rule, now), misses.get(one.ref, ())) for one, rule in rules]
+        rows = [
+            (one, recurrence_of(one.options), planned(one, request.locale.now, 1), misses.get(one.ref, ()))
+            for one in seen[:_SHOWN]
+        ]
         return request.render(
             "recurring.html", topic=topic, rows=rows, more=len(seen) - _SHOWN, whole=whole, most=MOST, said=said
         )
 
     async def _one(self, request: PageRequest) -> Reply:
+        """The page of a task; if a form asks for its removal, with the question."""
         ref, now = ref_of(request), request.locale.now
-        found = await _found(request)
-        if found is None:
+        task = await request.client.get(*ref)
+        recurrence = None if task is None else task.recurrence
+        if task is None or recurrence is None:
             return request.render("recurring_one.html", status=404, ref=ref, record=None)
-        record, recurrence = found
-        rule, misses = recurrence.rule, misses_of(await request.client.events(*ref, limit=_EVENTS))
+        record, rule = task.record, recurrence.rule
+        misses = misses_of(await request.client.events(*ref, limit=_EVENTS))
         computed: dict[str, Any] = {"trouble": "", "past": [], "ahead": [], "weeks": [], "there": request.locale}
         try:
             computed["there"] = Locale(request.locale.language, rule.zone, zone_info(rule.zone), now)
@@ -112,16 +109,14 @@ class RecurringPage(Page):
             computed["weeks"] = month_of(rule, now)
         except BadInput as error:
             computed["trouble"] = inert_line(str(error))
-        acts = {act for act, needed in _ACTS.items() if request.caller.may(needed, ref.topic)}
+        acts = {act for act, needed in _ACTS.items() if record.state.live and request.caller.may(needed, ref.topic)}
         acts -= {"pause", "skip_next"} if recurrence.paused else {"resume"}
-        bound = (
-            {"if_token": record.token, "once_at": instant_text(now)}
-            | _bound(request, "skip_next")
-            | _bound(request, "run_now")
-        )
+        bound = {"if_token": record.token, "once_at": instant_text(now)}
+        for act in _ACTS:
+            bound |= _bound(request, act)
         return request.render(
             "recurring_one.html", ref=ref, record=record, recurrence=recurrence, rule=rule, misses=misses, **computed,
-            acts=acts if record.state.live else set(), said=request.field("said"), bound=bound,
+            acts=acts, said=request.field("said"), bound=bound, removing=not request.is_read,
         )  # fmt: skip
 
     async def _act(self, request: PageRequest) -> Reply:
@@ -129,18 +124,12 @@ class RecurringPage(Page):
         if act not in _ACTS:
             raise BadInput("do", act, f"one of {', '.join(_ACTS)}")
         request.caller.check(_ACTS[act], ref.topic)
-        found, answer = await _found(request), Answer(Result.NOT_FOUND)
-        if found is not None:
-            record, recurrence = found
-            if act == "remove" and not request.field("confirm"):
-                return request.render("recurring_remove.html", ref=ref, recurrence=recurrence)
-            if not record.state.live:
-                answer = Answer(Result.FINISHED, record)
-            else:
-                answer = Answer(Result.UNDER_WAY, record)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_PATIENCE if record.state is State.LEASED else None):
-                        answer = await getattr(request.client.recurring, act)(*ref, **_bound(request, act))
+        if act == "remove" and not request.field("confirm"):
+            return await self._one(request)
+        task, answer = await request.client.get(*ref), Answer(Result.UNDER_WAY)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE if task is not None and task.state is State.LEASED else None):
+                answer = await getattr(request.client.recurring, act)(*ref, **_bound(request, act))
         back = "/recurring" if act == "remove" and answer.ok else recurring_address(*ref)
         again = _bound(request, act) if answer.result in (Result.MOVED, Result.CREATED) else {}
         return request.redirect(address(back, said=f"{act}-{answer.result.value}", **again))
@@ -151,14 +140,8 @@ def _bound(request: PageRequest, act: str) -> dict[str, Any]:
 
     The page after a success carries it too, since the second click of a double click may land there.
     """
-    if act == "run_now":
-        return {"once_at": at} if (at := request.field("once_at")) else {}
-    token = request.number_field("if_token", 0, least=1, most=LAST_TOKEN) if act == "skip_next" else 0
-    return {"if_token": token} if token else {}
-
-
-async def _found(request: PageRequest) -> tuple[Record, Recurrence] | None:
-    """The recurring task that the request names; None: there is no such task, or it does not recur."""
-    [task] = await request.client.get_many([ref_of(request)])
-    recurrence = None if task is None else task.recurrence
-    return None if task is None or recurrence is None else (task.record, recurrence)
+    if act == "run_now" and (at := request.field("once_at")):
+        return {"once_at": at}
+    if act == "skip_next" and (token := request.number_field("if_token", 0, least=1, most=LAST_TOKEN)):
+        return {"if_token": token}
+    return {}
