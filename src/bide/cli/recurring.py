@@ -19,7 +19,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant, instant_text
 from bide.core.records import Result
 from bide.core.recurrence.plan import CatchUp, Overlap
-from bide.core.recurrence.rules import Bounds, CronRule, RRuleRule, rule_of
+from bide.core.recurrence.rules import Bounds, rule_of
 from bide.core.recurrence.zones import OnGap, OnRepeat, zone_info
 from bide.core.retry import PRESETS
 from bide.core.tasks import Task
@@ -108,8 +108,7 @@ def add(
     PAYLOAD is as in `bide schedule`. Run again with another RULE, it changes the rule and moves the next occurrence.
     """
     bounds = {name: options.pop(name) for name in ("start", *Bounds.__annotations__)}
-    made = rule_of(rule, zone=zone, **bounds)
-    data = read_payload(payload, raw=False)
+    made, data = rule_of(rule, zone=zone, **bounds), read_payload(payload, raw=False)
     return _one(context, topic, key, lambda app: app.recurring.add(topic, made, data, key=key, **options), make=True)
 
 
@@ -122,6 +121,18 @@ def _verb(name: str, about: str, done: str | None = None) -> None:
     @takes_context()
     def command(context: Context, topic: str, key: str | None) -> Exit:
         return _one(context, topic, key, lambda app: getattr(app.recurring, name)(topic, key), done=done)
+
+
+def _one(
+    context: Context, topic: str, key: str | None, verb: Callable[[Bide], Coroutine[Any, Any, Answer]], *,
+    make: bool = False, done: str | None = None,
+) -> Exit:  # fmt: skip
+    answer, key = context.open(verb, make=make), default_key(topic) if key is None else key
+    words = f"{topic}/{key}: {_NONE}" if answer.result is Result.NOT_FOUND else answer_words(answer, topic, key)
+    if done is not None and answer.ok:
+        words = f"{topic}/{key}: {done if answer.result is Result.REPLACED else f'{done} already'}"
+    context.say(answer_shape(answer), words)
+    return Exit.DONE if answer.ok else Exit.NOT_DONE
 
 
 _verb("pause", "Hold its occurrences back until it is resumed.", "paused")
@@ -140,27 +151,11 @@ _verb("remove", "End it: no occurrence follows.")
 @takes_context()
 def backfill(context: Context, topic: str, key: str | None, since: str, until: str) -> Exit:
     """Run each occurrence of the rule from --since to --until once, as a separate task."""
-
-    async def work(app: Bide) -> list[Answer]:
-        return await app.recurring.backfill(topic, key, since=since, until=until)
-
-    answers = context.open(work)
+    answers = context.open(lambda app: app.recurring.backfill(topic, key, since=since, until=until))
     totals = Counter(answer.result for answer in answers)
     words = _NONE if Result.NOT_FOUND in totals else totals_words(totals) or "nothing to run"
     context.say({word.value: count for word, count in totals.items()}, words)
     return Exit.NOT_DONE if Result.NOT_FOUND in totals else Exit.DONE
-
-
-def _one(
-    context: Context, topic: str, key: str | None, verb: Callable[[Bide], Coroutine[Any, Any, Answer]], *,
-    make: bool = False, done: str | None = None,
-) -> Exit:  # fmt: skip
-    answer, key = context.open(verb, make=make), default_key(topic) if key is None else key
-    words = f"{topic}/{key}: {_NONE}" if answer.result is Result.NOT_FOUND else answer_words(answer, topic, key)
-    if done is not None and answer.ok:
-        words = f"{topic}/{key}: {done if answer.result is Result.REPLACED else f'{done} already'}"
-    context.say(answer_shape(answer), words)
-    return Exit.DONE if answer.ok else Exit.NOT_DONE
 
 
 # --- next
@@ -194,7 +189,7 @@ def next_runs(context: Context, rule: str, zone: str | None, count: int, after: 
             click.echo(f"{local.strftime('%a %Y-%m-%d %H:%M:%S %z')}  {instant_text(at)}{mark}")
     if len(found) < count:
         click.echo("bide: note: the rule ends here", err=True)
-    if not context.json and isinstance(recurring, CronRule | RRuleRule) and recurring.gap == "skip":
+    if not context.json and getattr(recurring, "gap", None) == "skip":
         click.echo(_SKIPS)
     return Exit.DONE if found else Exit.NOT_DONE
 
