@@ -27,7 +27,7 @@ from bide.engine.recurring import default_key, planned
 from bide.service.schemas import answer_shape, recurring_shape
 
 _NONE = "there is no such recurring task"
-_SKIPS = "note: times that do not exist, since the clocks are set forward over them, do not run"
+_CATCH_UP, _OVERLAP = (click.Choice([*map(str, of)]) for of in (CatchUp, Overlap))
 
 
 @click.group(cls=NamedCommands, no_args_is_help=False, subcommand_metavar="ls|add|pause|... ...")
@@ -88,12 +88,8 @@ def _print(found: list[Task[Any]], now: Millis, number: int) -> None:
 @click.option("--on-gap", type=click.Choice(get_args(OnGap)), help="For times that the clocks skip.")
 @click.option("--on-repeat", type=click.Choice(get_args(OnRepeat)), help="For times that the clocks repeat.")
 @click.option("--group", help="Tasks of one group are shifted and cancelled together.")
-@click.option(
-    "--catch-up", type=click.Choice([*map(str, CatchUp)]), default="latest", show_default=True, help="After an outage."
-)
-@click.option(
-    "--overlap", type=click.Choice([*map(str, Overlap)]), default="skip", show_default=True, help="While one runs."
-)
+@click.option("--catch-up", type=_CATCH_UP, default="latest", show_default=True, help="After an outage.")
+@click.option("--overlap", type=_OVERLAP, default="skip", show_default=True, help="While one runs.")
 @click.option("--window", metavar="LENGTH", help="Run no occurrence that is later than this.")
 @click.option("--most", type=WholeNumber(1, 10_000), default=100, help="With all or queue: at most this many.")
 @click.option("--deadline", metavar="LENGTH", help="Deliver no occurrence later than this after it was due.")
@@ -190,7 +186,7 @@ def next_runs(context: Context, rule: str, zone: str | None, count: int, after: 
     if len(found) < count:
         click.echo("bide: note: the rule ends here", err=True)
     if not context.json and getattr(recurring, "gap", None) == "skip":
-        click.echo(_SKIPS)
+        click.echo("note: times that do not exist, since the clocks are set forward over them, do not run")
     return Exit.DONE if found else Exit.NOT_DONE
 
 
