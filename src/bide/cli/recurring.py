@@ -178,11 +178,9 @@ def next_runs(context: Context, rule: str, zone: str | None, count: int, after: 
         shifted, local = recurring.is_shifted(at), as_datetime(at)
         with suppress(OverflowError):  # year 9999 east of Greenwich
             local = local.astimezone(zone_info(recurring.zone))
-        if context.json:
-            print_json({"at": instant_text(at), "local": local.isoformat(), "zone": recurring.zone, "shifted": shifted})
-        else:
-            mark = "  shifted: the clocks are set forward over its time" if shifted else ""
-            click.echo(f"{local.strftime('%a %Y-%m-%d %H:%M:%S %z')}  {instant_text(at)}{mark}")
+        shape = {"at": instant_text(at), "local": local.isoformat(), "zone": recurring.zone, "shifted": shifted}
+        mark = "  shifted: the clocks are set forward over its time" if shifted else ""
+        context.say(shape, f"{local.strftime('%a %Y-%m-%d %H:%M:%S %z')}  {instant_text(at)}{mark}")
     if len(found) < count:
         click.echo("bide: note: the rule ends here", err=True)
     if not context.json and getattr(recurring, "gap", None) == "skip":
