@@ -96,15 +96,13 @@ def _print(found: list[Task[Any]], now: Millis, number: int) -> None:
 @click.option("--end-when-dead", is_flag=True, help="End the rule with the first occurrence that dies.")
 @click.option("--retry", type=click.Choice(list(PRESETS)), help="The retry policy of each occurrence.")
 @takes_context()
-def add(
-    context: Context, /, topic: str, rule: str, payload: str | None, key: str | None, zone: str, **options: Any
-) -> Exit:
+def add(context: Context, /, topic: str, rule: str, payload: str | None, key: str | None, **options: Any) -> Exit:
     """Make a task of TOPIC recur by RULE: "0 8 * * mon-fri", "@daily", "every 15m", or "FREQ=MONTHLY;BYDAY=-1FR".
 
     PAYLOAD is as in `bide schedule`. Run again with another RULE, it changes the rule and moves the next occurrence.
     """
-    bounds = {name: options.pop(name) for name in ("start", *Bounds.__annotations__)}
-    made, data = rule_of(rule, zone=zone, **bounds), read_payload(payload, raw=False)
+    bounds = {name: options.pop(name) for name in ("zone", "start", *Bounds.__annotations__)}
+    made, data = rule_of(rule, **bounds), read_payload(payload, raw=False)
     return _one(context, topic, key, lambda app: app.recurring.add(topic, made, data, key=key, **options), make=True)
 
 

@@ -32,10 +32,10 @@ _SHOWN, _EVENTS, _INSTANTS, _OF_DAY = 500, 1_000, 10, 100
 _PATIENCE = 1.2
 """Seconds to wait for the end of an occurrence that runs."""
 
-_ACTS = {
-    "pause": Verb.RESCHEDULE, "resume": Verb.RESCHEDULE, "skip_next": Verb.RESCHEDULE, "run_now": Verb.SCHEDULE,
+_ACTS = dict.fromkeys(("pause", "resume", "skip_next"), Verb.RESCHEDULE) | {
+    "run_now": Verb.SCHEDULE,
     "remove": Verb.CANCEL,
-}  # fmt: skip
+}
 """The actions on a recurring task, and the access that each needs."""
 
 Day: TypeAlias = tuple[int, Count, bool]
@@ -111,9 +111,7 @@ class RecurringPage(Page):
             computed["trouble"] = inert_line(str(error))
         acts = {act for act, needed in _ACTS.items() if record.state.live and request.caller.may(needed, ref.topic)}
         acts -= {"pause", "skip_next"} if recurrence.paused else {"resume"}
-        bound = {"if_token": record.token, "once_at": instant_text(now)}
-        for act in _ACTS:
-            bound |= _bound(request, act)
+        bound = {"if_token": record.token, "once_at": instant_text(now)} | _bound(request, *_ACTS)
         return request.render(
             "recurring_one.html", ref=ref, record=record, recurrence=recurrence, rule=rule, misses=misses, **computed,
             acts=acts, said=request.field("said"), bound=bound, removing=not request.is_read,
@@ -135,13 +133,14 @@ class RecurringPage(Page):
         return request.redirect(address(back, said=f"{act}-{answer.result.value}", **again))
 
 
-def _bound(request: PageRequest, act: str) -> dict[str, Any]:
-    """The argument that binds a form to what its viewer saw, so that a second click does nothing.
+def _bound(request: PageRequest, *acts: str) -> dict[str, Any]:
+    """The arguments that bind a form to what its viewer saw, so that a second click does nothing.
 
-    The page after a success carries it too, since the second click of a double click may land there.
+    The page after a success carries them too, since the second click of a double click may land there.
     """
-    if act == "run_now" and (at := request.field("once_at")):
-        return {"once_at": at}
-    if act == "skip_next" and (token := request.number_field("if_token", 0, least=1, most=LAST_TOKEN)):
-        return {"if_token": token}
-    return {}
+    found: dict[str, Any] = {}
+    if "run_now" in acts and (at := request.field("once_at")):
+        found["once_at"] = at
+    if "skip_next" in acts and (token := request.number_field("if_token", 0, least=1, most=LAST_TOKEN)):
+        found["if_token"] = token
+    return found
