@@ -214,7 +214,9 @@ def test_each_button_does_what_it_says(browser: Browser, one: Running) -> None:
     assert "It has ended: no occurrence follows." in page.words
     assert task_of(one, "t", "k").state == "cancelled"
     assert not one_of(browser, "t", "k").forms[1:]
-    assert "it has finished" in browser.send([*stale[:2], ("do", "run_now")], "/recurring").words
+    for do in ("pause", "resume", "skip_next", "run_now", "remove"):
+        sent = [*stale[:2], ("do", do), ("if_token", "1"), ("confirm", "yes")]
+        assert "it has finished" in browser.send(sent, "/recurring").words, do
     assert browser.send([*stale[:2], ("do", "explode")], "/recurring").status == 422
 
 

@@ -125,11 +125,12 @@ class RecurringPage(Page):
         if act == "remove" and not request.field("confirm"):
             return await self._one(request)
         task, answer = await request.client.get(*ref), Answer(Result.UNDER_WAY)
+        bound = _bound(request, act) if task is not None and task.state.live else {}
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE if task is not None and task.state is State.LEASED else None):
-                answer = await getattr(request.client.recurring, act)(*ref, **_bound(request, act))
+                answer = await getattr(request.client.recurring, act)(*ref, **bound)
         back = "/recurring" if act == "remove" and answer.ok else recurring_address(*ref)
-        again = _bound(request, act) if answer.result in (Result.MOVED, Result.CREATED) else {}
+        again = bound if answer.result in (Result.MOVED, Result.CREATED) else {}
         return request.redirect(address(back, said=f"{act}-{answer.result.value}", **again))
 
 
