@@ -156,7 +156,7 @@ class Locale:
         text, at, moment = text.strip(), self.now, None
         try:
             if re.match(r"[0-9]{4}-", text) is None:
-                at += duration(text, field=field, negative=True)
+                at += duration(text.removeprefix("+"), field=field, negative=True)
             elif text.isprintable():  # fromisoformat reads on past a NUL
                 moment = datetime.fromisoformat(text)
             else:
