@@ -159,7 +159,10 @@ def test_what_did_not_run(browser: Browser, one: Running) -> None:
     page = one_of(browser, "t", "k")
     past = [row[-1] for row in page.rows if len(row) == 2]
     assert past[1:5] == [f"dead {inert_line(HOSTILE)}", *["did not run: too late"] * 2, ""]
-    assert "Misses" in page.words
+    assert "2 did not run: too late" in page.words
+    browser.language = "zh"
+    assert "2 次未运行：过期太久" in one_of(browser, "t", "k").words
+    browser.language = "en"
     assert browser.open("/recurring").rows[1][5].startswith(f"dead {inert_line(HOSTILE)}")
     assert "and 1 more" in browser.page.rows[1][5]
 
@@ -207,7 +210,9 @@ def test_each_button_does_what_it_says(browser: Browser, one: Running) -> None:
     assert changes == [("anonymous", what) for what in ("resume: replaced", "pause: replaced", "reschedule: moved")]
 
     page = browser.press("Remove")
-    assert "Remove this recurring task?" in page.words
+    title, _, rest = page.words.partition("Remove this recurring task?")
+    assert title.startswith("Remove · k · bide"), "the page is not read as the one before"
+    assert "Policies" in rest, "far from where the button was: its second click confirms nothing"
     assert task_of(one, "t", "k").state == "waiting", "not yet"
     page = browser.press("Remove")
     assert browser.where.startswith("/recurring?")
