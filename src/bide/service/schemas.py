@@ -163,7 +163,10 @@ class Shift(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     deadlines: bool = False
 
 
-_A_DAY = {"pattern": "^([0-9]{1,6}ms|[0-9]{1,4}s|[0-9]{1,3}m|1?[0-9]h|[01]d)$", "example": "5m"}
+_AT_MOST_A_DAY = Meta(
+    description="A length of time as in `delay`, at most a day",
+    extra_json_schema={"pattern": "^([0-9]{1,6}ms|[0-9]{1,4}s|[0-9]{1,3}m|1?[0-9]h|[01]d)$", "example": "5m"},
+)
 
 
 class Recur(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -174,7 +177,7 @@ class Recur(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     start: Instant | None = None
     until: Instant | None = None
     times: Annotated[int, Meta(ge=1, le=100_000)] | None = None
-    jitter: Annotated[Span, Meta(description="A length of time, at most a day", extra_json_schema=_A_DAY)] | None = None
+    jitter: Annotated[Span, _AT_MOST_A_DAY] | None = None
     except_on: Annotated[list[str], Meta(max_length=500, extra_json_schema={"example": ["2030-01-01"]})] | None = None
     on_gap: OnGap | None = None
     on_repeat: OnRepeat | None = None
