@@ -218,7 +218,7 @@ def test_each_button_does_what_it_says(browser: Browser, one: Running) -> None:
     assert browser.where.startswith("/recurring?")
     assert "It has ended: no occurrence follows." in page.words
     assert task_of(one, "t", "k").state == "cancelled"
-    assert not one_of(browser, "t", "k").forms[1:]
+    assert not one_of(browser, "t", "k").forms
     for do in ("pause", "resume", "skip_next", "run_now", "remove"):
         sent = [*stale[:2], ("do", do), ("if_token", "1"), ("confirm", "yes")]
         assert "it has finished" in browser.send(sent, "/recurring").words, do
@@ -280,7 +280,11 @@ def test_everybody_does_what_they_may(visit: Visit) -> None:
             add(one, topic, Every("1h"), key="k")
         _, reader = one.run(make(one.app, "reader", verbs=frozenset({Verb.READ}), topics=("shop.*",)))
         _, mover = one.run(make(one.app, "mover", verbs=frozenset({Verb.READ, Verb.RESCHEDULE}), topics=("shop.*",)))
+        _, canceller = one.run(make(one.app, "canceller", verbs=frozenset({Verb.CANCEL}), topics=("shop.*",)))
         browser = visit(one)
+        for where, what in ("/recurring", "over all topics"), ("/recurring?topic=shop.order", "shop.order"):
+            page = browser.log_in(canceller, where)
+            assert (page.status, what in page.words) == (403, True)
         assert len(browser.log_in(reader, "/recurring").rows) == 2
         assert not one_of(browser, "shop.order", "k").actions.count("/recurring")
         for do in ("pause", "resume", "skip_next", "run_now", "remove"):
