@@ -84,6 +84,8 @@ def test_a_recurring_task_is_added_with_each_option_and_shown_as_one(
     line.run("schedule", "t", "--key", "k", "--delay", "1h")
     assert "recurs" not in line.run("show", "t", "k").stdout
     assert line.run("recurring", "pause", "t", "k", code=1).stdout == "t/k: there is no such recurring task\n"
+    day = ("--since", "2099-01-01T00:00Z", "--until", "2099-01-02T00:00Z")
+    assert line.run("recurring", "backfill", "t", "k", *day, code=1).stdout == "there is no such recurring task\n"
 
 
 def test_on_conflict(line: CommandLine) -> None:

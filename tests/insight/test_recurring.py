@@ -26,8 +26,9 @@ async def told(world: World, app: Bide) -> dict[int, str]:
     """The instants with a miss, in minutes since the start, and its reason."""
     task = await app.get("t", "t")
     assert task is not None
+    assert task.recurrence is not None
     misses = misses_of(await app.events("t", "t"))
-    past = past_of(task.record, world.clock.now(), misses, 50)
+    past = past_of(task.recurrence.rule, "t", world.clock.now(), misses, 50)
     assert [at for at, _ in past] == sorted((at for at, _ in past), reverse=True)
     return {(at - world.start) // MINUTE: miss.why for at, miss in past if miss is not None}
 
@@ -143,13 +144,14 @@ async def test_coming_occurrences_are_bounded(monkeypatch: pytest.MonkeyPatch) -
         tasks = (await recurring_tasks(app))[0]
         coming = await coming_of(tasks, START, START + DAY, START)
         due = {task.topic: task.due_at for task in tasks}
-        assert coming.between("a", due["a"], due["a"] + 100 * MINUTE) == Count(99), "the waiting one is not among them"
-        assert coming.between("a", START, START + DAY) == Count(100, False)
-        assert coming.between("b", START, START + DAY) == Count(50, False)
-        assert coming.between("b", START, START + HOUR) == Count(28)
-        assert coming.between("c", START, START + DAY) == Count(0, False)
+        first = coming.between(due["a"], due["a"] + 100 * MINUTE)["a"]
+        assert first == Count(99), "the waiting one is not among them"
+        day = {"a": Count(100, False), "b": Count(50, False), "c": Count(0, False)}
+        assert coming.between(START, START + DAY) == day
+        assert coming.between(START, START + HOUR)["b"] == Count(28)
+        assert coming.between(START, START + MINUTE) == {}
         later = await coming_of(tasks[:1], START + 10 * DAY, START + 10 * DAY + HOUR - 1, START)
-        assert later.between("a", START, START + 20 * DAY) == Count(60), "also at the first instant"
+        assert later.between(START, START + 20 * DAY) == {"a": Count(60)}, "also at the first instant"
 
 
 async def test_the_forecast_counts_coming_occurrences() -> None:

@@ -617,10 +617,15 @@ def test_a_recurring_task_takes_headers_and_shows_its_policies(plain: Api, topic
     }  # fmt: skip
     assert shown["next"][-1] == "2099-01-01T02:00:00.000Z"
     assert shown["rule"]["last"] == instant("2099-01-01T02:00Z")
-    [skipped] = plain("POST", f"/v1/topics/{topic}/recurring/r", {"do": "skip_next"}).json
-    [planned] = plain("POST", f"/v1/topics/{topic}/recurring/r", {"do": "replan"}).json
+    steer = partial(plain, "POST", f"/v1/topics/{topic}/recurring/r")
+    [skipped], [planned] = steer({"do": "skip_next"}).json, steer({"do": "replan"}).json
     assert (skipped["answer"], planned["answer"]) == ("moved", "moved")
     assert planned["task"]["occurrence"] == "2099-01-01T00:00:00.000Z" < planned["task"]["due_at"], "with its jitter"
+    day = {"since": "2099-01-01T00:00Z", "until": "2099-01-01T23:59Z"}
+    for wrong in {"do": "pause", **day}, {"do": "backfill"}, {"do": "backfill", "since": day["since"]}:
+        assert steer(wrong).json["field"] == "since, until"
+    plain("PUT", f"/v1/topics/{topic}/pause")
+    assert [one["paused"] for one in steer({"do": "backfill", **day}).json] == [True] * 3
 
 
 def test_an_unknown_field_is_named_with_the_nearest_there_is(plain: Api, topic: str) -> None:

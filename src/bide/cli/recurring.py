@@ -19,7 +19,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant, instant_text
 from bide.core.records import Result
 from bide.core.recurrence.plan import CatchUp, Overlap
-from bide.core.recurrence.rules import Bounds, CronRule, RRuleRule, rule_of
+from bide.core.recurrence.rules import Bounds, rule_of
 from bide.core.recurrence.zones import OnGap, OnRepeat, zone_info
 from bide.core.retry import PRESETS
 from bide.core.tasks import Task
@@ -27,7 +27,7 @@ from bide.engine.recurring import default_key, planned
 from bide.service.schemas import answer_shape, recurring_shape
 
 _NONE = "there is no such recurring task"
-_SKIPS = "note: times that do not exist, since the clocks are set forward over them, do not run"
+_CATCH_UP, _OVERLAP = (click.Choice([*map(str, of)]) for of in (CatchUp, Overlap))
 
 
 @click.group(cls=NamedCommands, no_args_is_help=False, subcommand_metavar="ls|add|pause|... ...")
@@ -91,28 +91,21 @@ def _print(found: list[Task[Any]], now: Millis, number: int) -> None:
 @click.option("--on-gap", type=click.Choice(get_args(OnGap)), help="For times that the clocks skip.")
 @click.option("--on-repeat", type=click.Choice(get_args(OnRepeat)), help="For times that the clocks repeat.")
 @click.option("--group", help="Tasks of one group are shifted and cancelled together.")
-@click.option(
-    "--catch-up", type=click.Choice([*map(str, CatchUp)]), default="latest", show_default=True, help="After an outage."
-)
-@click.option(
-    "--overlap", type=click.Choice([*map(str, Overlap)]), default="skip", show_default=True, help="While one runs."
-)
+@click.option("--catch-up", type=_CATCH_UP, default="latest", show_default=True, help="After an outage.")
+@click.option("--overlap", type=_OVERLAP, default="skip", show_default=True, help="While one runs.")
 @click.option("--window", metavar="LENGTH", help="Run no occurrence that is later than this.")
 @click.option("--most", type=WholeNumber(1, 10_000), default=100, help="With all or queue: at most this many.")
 @click.option("--deadline", metavar="LENGTH", help="Deliver no occurrence later than this after it was due.")
 @click.option("--end-when-dead", is_flag=True, help="End the rule with the first occurrence that dies.")
 @click.option("--retry", type=click.Choice(list(PRESETS)), help="The retry policy of each occurrence.")
 @takes_context()
-def add(
-    context: Context, /, topic: str, rule: str, payload: str | None, key: str | None, zone: str, **options: Any
-) -> Exit:
+def add(context: Context, /, topic: str, rule: str, payload: str | None, key: str | None, **options: Any) -> Exit:
     """Make a task of TOPIC recur by RULE: "0 8 * * mon-fri", "@daily", "every 15m", or "FREQ=MONTHLY;BYDAY=-1FR".
 
     PAYLOAD is as in `bide schedule`. Run again with another RULE, it changes the rule and moves the next occurrence.
     """
-    bounds = {name: options.pop(name) for name in Bounds.__annotations__}
-    made = rule_of(rule, zone=zone, **bounds)
-    data = read_payload(payload, raw=False)
+    bounds = {name: options.pop(name) for name in ("zone", *Bounds.__annotations__)}
+    made, data = rule_of(rule, **bounds), read_payload(payload, raw=False)
     return _one(context, topic, key, lambda app: app.recurring.add(topic, made, data, key=key, **options), make=True)
 
 
@@ -125,6 +118,18 @@ def _verb(name: str, about: str, done: str | None = None) -> None:
     @takes_context()
     def command(context: Context, topic: str, key: str | None) -> Exit:
         return _one(context, topic, key, lambda app: getattr(app.recurring, name)(topic, key), done=done)
+
+
+def _one(
+    context: Context, topic: str, key: str | None, verb: Callable[[Bide], Coroutine[Any, Any, Answer]], *,
+    make: bool = False, done: str | None = None,
+) -> Exit:  # fmt: skip
+    answer, key = context.open(verb, make=make), default_key(topic) if key is None else key
+    words = f"{topic}/{key}: {_NONE}" if answer.result is Result.NOT_FOUND else answer_words(answer, topic, key)
+    if done is not None and answer.ok:
+        words = f"{topic}/{key}: {done if answer.result is Result.REPLACED else f'{done} already'}"
+    context.say(answer_shape(answer), words)
+    return Exit.DONE if answer.ok else Exit.NOT_DONE
 
 
 _verb("pause", "Hold its occurrences back until it is resumed.", "paused")
@@ -143,27 +148,11 @@ _verb("remove", "End it: no occurrence follows.")
 @takes_context()
 def backfill(context: Context, topic: str, key: str | None, since: str, until: str) -> Exit:
     """Run each occurrence of the rule from --since to --until once, as a separate task."""
-
-    async def work(app: Bide) -> list[Answer]:
-        return await app.recurring.backfill(topic, key, since=since, until=until)
-
-    answers = context.open(work)
+    answers = context.open(lambda app: app.recurring.backfill(topic, key, since=since, until=until))
     totals = Counter(answer.result for answer in answers)
     words = _NONE if Result.NOT_FOUND in totals else totals_words(totals) or "nothing to run"
     context.say({word.value: count for word, count in totals.items()}, words)
     return Exit.NOT_DONE if Result.NOT_FOUND in totals else Exit.DONE
-
-
-def _one(
-    context: Context, topic: str, key: str | None, verb: Callable[[Bide], Coroutine[Any, Any, Answer]], *,
-    make: bool = False, done: str | None = None,
-) -> Exit:  # fmt: skip
-    answer, key = context.open(verb, make=make), default_key(topic) if key is None else key
-    words = f"{topic}/{key}: {_NONE}" if answer.result is Result.NOT_FOUND else answer_words(answer, topic, key)
-    if done is not None and answer.ok:
-        words = f"{topic}/{key}: {done if answer.result is Result.REPLACED else f'{done} already'}"
-    context.say(answer_shape(answer), words)
-    return Exit.DONE if answer.ok else Exit.NOT_DONE
 
 
 # --- next
@@ -190,15 +179,13 @@ def next_runs(context: Context, rule: str, zone: str | None, count: int, after: 
         shifted, local = recurring.is_shifted(at), as_datetime(at)
         with suppress(OverflowError):  # year 9999 east of Greenwich
             local = local.astimezone(zone_info(recurring.zone))
-        if context.json:
-            print_json({"at": instant_text(at), "local": local.isoformat(), "zone": recurring.zone, "shifted": shifted})
-        else:
-            mark = "  shifted: the clocks are set forward over its time" if shifted else ""
-            click.echo(f"{local.strftime('%a %Y-%m-%d %H:%M:%S %z')}  {instant_text(at)}{mark}")
+        shape = {"at": instant_text(at), "local": local.isoformat(), "zone": recurring.zone, "shifted": shifted}
+        mark = "  shifted: the clocks are set forward over its time" if shifted else ""
+        context.say(shape, f"{local.strftime('%a %Y-%m-%d %H:%M:%S %z')}  {instant_text(at)}{mark}")
     if len(found) < count:
         click.echo("bide: note: the rule ends here", err=True)
-    if not context.json and isinstance(recurring, CronRule | RRuleRule) and recurring.gap == "skip":
-        click.echo(_SKIPS)
+    if not context.json and getattr(recurring, "gap", None) == "skip":
+        click.echo("note: times that do not exist, since the clocks are set forward over them, do not run")
     return Exit.DONE if found else Exit.NOT_DONE
 
 

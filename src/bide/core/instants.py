@@ -10,24 +10,26 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, time, timedelta
 from fractions import Fraction
 from typing import TypeAlias
 
 from msgspec import Struct
 
 from bide.core.errors import BadInput
-from bide.core.recurrence.zones import EPOCH, zone_info
+from bide.core.recurrence.zones import EPOCH, WIDEST, next_step, zone_info
 from bide.core.recurrence.zones import LAST_INSTANT as LAST_INSTANT
 from bide.core.recurrence.zones import Millis as Millis
-from bide.core.wall_clock import INSTANT_ACCEPTED, NoClock, Now, wall_time
 
 When: TypeAlias = datetime | str
 """An instant in the public API: an aware datetime, ISO 8601 text with an offset, or text such as "08:00 Asia/Tokyo"."""
 
 Length: TypeAlias = timedelta | str
 """A duration in the public API: a timedelta, or text such as "15m", "1h30m", "1.5s", "PT15M"."""
+
+Now = Callable[[], int] | None
+"""The milliseconds since the epoch, for times without a date; None: no clock is at hand, and they are refused."""
 
 NEVER: Millis = 2**62  # later than every instant
 LONGEST: Millis = LAST_INSTANT
@@ -43,9 +45,22 @@ _ISO_DURATION = re.compile(
     r"(?:T(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?",
     re.ASCII,
 )
+_INSTANT_ACCEPTED = (
+    'an aware datetime, ISO 8601 text with an offset such as "2030-01-31T08:00:00+01:00", or a time with its zone '
+    'such as "08:00 Asia/Shanghai", "tomorrow 20:00 Europe/Rome", "mon 09:00 UTC" or "2030-01-31 08:00 Europe/Rome"'
+)
+_WALL_TIME = re.compile(
+    r"(?:(\d{4}-\d\d-\d\d)[ T]|(today|tomorrow|mon(?:day)?|tue(?:sday)?|wed(?:nesday)?|thu(?:rsday)?|fri(?:day)?"
+    r"|sat(?:urday)?|sun(?:day)?) +)?([01]?\d|2[0-3])(:[0-5]\d(?::[0-5]\d(?:\.\d{1,6})?)?)(?: +([a-z][\w+/-]*))?",
+    re.ASCII | re.IGNORECASE,
+)
 _DURATION_ACCEPTED = (
     'a timedelta or text such as "15m", "1h30m", "1.5s", "250ms", "2d" or "PT15M" (units: ms s m h d w)'
 )
+
+
+class NoClock(BadInput):
+    """A time without a date, where it is not known which day it is."""
 
 
 def duration(value: Length, *, field: str = "delay", negative: bool = False) -> Millis:
@@ -80,19 +95,63 @@ def instant(value: When, *, field: str = "at", now: Now = None, zone: str | None
     moment: object = value
     if isinstance(value, str):
         if len(value) > LONGEST_TEXT or not value.isprintable():  # fromisoformat reads past a NUL
-            raise BadInput(field, value, INSTANT_ACCEPTED)
+            raise BadInput(field, value, _INSTANT_ACCEPTED)
         try:
             moment = datetime.fromisoformat(value.strip())
         except ValueError:
             moment = None
     try:
         if not isinstance(moment, datetime) or moment.tzinfo is None or moment.utcoffset() is None:
-            millis = wall_time(value, field, zone, now, moment is not None)
+            millis = _wall_time(value, field, zone, now, moment is not None)
         else:
             millis = -((EPOCH - moment) // _MILLISECOND)
     except OverflowError:
         raise BadInput(field, value, "an instant within the years 1970 to 9999") from None
     return check_instant(millis, field=field, value=value)
+
+
+def _wall_time(value: object, field: str, zone: str | None, now: Now, iso: bool) -> Millis:
+    """The instant of a wall-clock time: text (`iso`: in ISO 8601), or a naive datetime. Raises BadInput, OverflowError.
+
+    The text names its zone, or else it is `zone`. `now` is called for text without a date; without it raises NoClock.
+    """
+    known = None if zone is None else zone_info(zone)
+    found = _WALL_TIME.fullmatch(value.strip()) if isinstance(value, str) else None
+    try:
+        if known is None and (named := found and found[5]):
+            known = zone_info(named)
+        if known is None:
+            raise ValueError("without a zone it could mean two dozen instants" if found or iso else "")
+        if isinstance(value, datetime):
+            return _first(value, known.key)
+        if found is None or found[5] not in (None, known.key):
+            raise ValueError(f"one zone, not {found[5]} and {zone}" if found else "")
+        at = time.fromisoformat(found[3].zfill(2) + found[4])
+        day = date.fromisoformat(found[1]) if found[1] else None
+    except ValueError as error:
+        why = error.accepted if isinstance(error, BadInput) else str(error)
+        raise BadInput(field, value, f"{_INSTANT_ACCEPTED}{why and ': '}{why}") from None
+    if day is not None:
+        return _first(datetime.combine(day, at), known.key)
+    if now is None:
+        raise NoClock(field, value, f"{_INSTANT_ACCEPTED}: here with its date")
+    moment, word = now(), (found[2] or "").lower()
+    day = (EPOCH + timedelta(milliseconds=moment)).astimezone(known).date()
+    if word[:2] == "to":
+        return _first(datetime.combine(day + timedelta(word == "tomorrow"), at), known.key)
+    day += timedelta(("montuewedthufrisatsun".index(word[:3]) // 3 - day.weekday()) % 7 if word else 0)
+    while (ahead := _first(datetime.combine(day, at), known.key)) <= moment:
+        day += timedelta(7 if word else 1)
+    return ahead
+
+
+def _first(shown: datetime, zone: str) -> Millis:
+    """The first instant at which the clocks of a zone show a time or, if they skip it, after that gap, as for rules."""
+    local = -((EPOCH - shown.replace(tzinfo=UTC)) // _MILLISECOND)
+    found = next_step(lambda at: local if at <= local else None, zone, local - WIDEST, "run_after", "first")
+    if found is None:
+        raise OverflowError
+    return found
 
 
 def check_instant(millis: Millis, *, field: str, value: object = None) -> Millis:

@@ -327,7 +327,7 @@ class Forecast:
         rules, all_rules = await recurring_tasks(self._client, shown)
         coming = await coming_of(rules, ahead[0], ahead[-1] - 1, now)
         bars = with_coming(bars, coming)
-        later = summed(coming.between(topic, ahead[0], ahead[-1]) for topic in coming.instants)
+        later = summed(coming.between(ahead[0], ahead[-1]).values())
         peaks, profile = await _with_peaks(bars, finer)
         exact = all(bar.exact for bar in bars) and (due is None or due.exact)
         overdue = None if due is None else due.total
@@ -347,13 +347,9 @@ def with_coming(bars: Sequence[Bar], coming: Coming) -> list[Bar]:
     """The bars with the coming occurrences of recurring tasks."""
     found: list[Bar] = []
     for bar in bars:
-        later = {topic: coming.between(topic, bar.low, bar.high) for topic in coming.instants}
-        more = {
-            topic: summed([count, bar.counts.get(topic, Count(0))])
-            for topic, count in later.items()
-            if count.number or not count.exact
-        }
-        found.append(bar._replace(counts={**bar.counts, **more}))
+        more = coming.between(bar.low, bar.high)
+        both = {topic: summed([count, bar.counts.get(topic, Count(0))]) for topic, count in more.items()}
+        found.append(bar._replace(counts={**bar.counts, **both}))
     return found
 
 

@@ -18,6 +18,7 @@ from bide.core.events import Event, EventKind
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.options import recurrence_of
 from bide.core.records import Count, Filter, Page, Record, State, Topic
+from bide.core.recurrence.rules import Rule
 from bide.engine.client import Client
 
 MOST = 4_000
@@ -37,42 +38,36 @@ class Miss(NamedTuple):
     """The occurrences that did not run; 0 if the log does not have the number."""
     why: str
     """`late` or `overlap` if the log has the number; else its text."""
-    began: Millis | None
-    """When the first delivery of the occurrence began that the log has; None: it has none."""
+    began: Millis
+    """When the first delivery that the log has of the occurrence began; if it has none, when this was noted."""
 
 
-def misses_of(events: Iterable[Event]) -> list[Miss]:
-    """The misses in a log, in its order."""
-    found, log, began = list[Miss](), list(events), dict[str, Millis]()
-    for one in log:
-        if one.kind not in (EventKind.CHANGE, EventKind.DROPPED) and one.was is not None:
-            began[one.id] = min(one.was, began.get(one.id, one.was))
-    for one in log:
+def misses_of(events: Sequence[Event]) -> list[Miss]:
+    """The misses in a log, in its order: the newest first."""
+    found, began = list[Miss](), dict[str, Millis]()
+    for one in reversed(events):
         if one.kind in (EventKind.DROPPED, EventKind.DEAD):
             counted = _COUNTED.fullmatch(one.what) if one.kind is EventKind.DROPPED else None
             number, why = (int(counted[2].replace(",", "")), counted[1]) if counted else (0, one.what)
-            found.append(Miss(one, number, why, began.get(one.id)))
-    return found
+            found.append(Miss(one, number, why, began.get(one.id, one.at if one.was is None else one.was)))
+        elif one.kind is not EventKind.CHANGE and one.was is not None:
+            began.setdefault(one.id, one.was)
+    return found[::-1]
 
 
-def past_of(record: Record, now: Millis, misses: Sequence[Miss], most: int) -> list[tuple[Millis, Miss | None]]:
-    """The last instants of the rule before `now`, newest first, each with the miss that tells of it. O(most) steps."""
-    recurrence = recurrence_of(record.options)
-    if recurrence is None:
-        return []
-    rule = recurrence.rule
-    past = rule.latest(rule.start or 0, now, most)
-    told: dict[Millis, Miss] = {}
-    for miss in reversed(misses):  # of several the newest
-        at, began, next_at = miss.event.at, miss.began, miss.event.wake_at
-        if miss.event.kind is EventKind.DEAD:
-            end, number = (at if began is None else began) + 1, 1
-        else:
-            # what runs in their place may be due already
-            end = rule.nominal(next_at, record.key) if next_at is not None and next_at <= at else at + 1
-            number = max(1, miss.number)
+def past_of(rule: Rule, key: str, now: Millis, misses: Iterable[Miss], most: int) -> list[tuple[Millis, Miss | None]]:
+    """The last instants of a rule before `now`, newest first, each with the newest miss that tells of it.
+
+    `key` and `misses` are those of its task. O(most) steps.
+    """
+    past, told = rule.latest(rule.start or 0, now, most), dict[Millis, Miss]()
+    for miss in misses:
+        end, next_at = 1 + (miss.began if miss.event.kind is EventKind.DEAD else miss.event.at), miss.event.wake_at
+        if miss.event.kind is EventKind.DROPPED and next_at is not None and next_at < end:
+            end = rule.nominal(next_at, key)  # what runs in their place was due already
         before = bisect_left(past, end)
-        told.update(dict.fromkeys(past[max(0, before - number) : before], miss))
+        for at in past[max(0, before - max(1, miss.number)) : before]:
+            told.setdefault(at, miss)
     return [(at, told.get(at)) for at in reversed(past)]
 
 
@@ -112,10 +107,13 @@ class Coming(NamedTuple):
     upto: Mapping[Topic, Millis]
     """The instant from which on there may be more than these, by topic."""
 
-    def between(self, topic: Topic, low: Millis, high: Millis) -> Count:
-        """The number with low <= instant < high."""
-        found = self.instants[topic]
-        return Count(bisect_left(found, high) - bisect_left(found, low), high <= self.upto.get(topic, high))
+    def between(self, low: Millis, high: Millis) -> dict[Topic, Count]:
+        """The numbers with low <= instant < high; topics that surely have none are left out."""
+        counts = {
+            topic: Count(bisect_left(found, high) - bisect_left(found, low), high <= self.upto.get(topic, high))
+            for topic, found in self.instants.items()
+        }
+        return {topic: count for topic, count in counts.items() if count != Count(0)}
 
 
 async def coming_of(tasks: Iterable[Record], first: Millis, last: Millis, now: Millis) -> Coming:

@@ -196,7 +196,7 @@ _SETTLED = {
 }  # fmt: skip
 _STEPS = {
     "oneOf": [
-        {"properties": {"do": {"enum": [*schemas.STEPS]}, "since": _NO, "until": _NO}},
+        {"properties": {"do": {"enum": [*schemas.STEPS[:-1]]}, "since": _NO, "until": _NO}},
         {"properties": {"do": {"const": "backfill"}, "since": {"type": "string"}, "until": {"type": "string"}},
          "required": ["since", "until"]},
     ]

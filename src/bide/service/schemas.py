@@ -98,29 +98,6 @@ HeaderText: TypeAlias = Annotated[
 ]
 
 
-class Schedule(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A task: one of `at` and `delay`, at most one of `payload` (JSON) and `payload_base64`; `zone` as in `Move`."""
-
-    payload: Raw | UnsetType = UNSET
-    payload_base64: Base64 | UnsetType = UNSET
-    at: Instant | None = None
-    delay: Span | None = None
-    group: Name | None = None
-    on_conflict: Annotated[str, Meta(extra_json_schema={"enum": [*OnConflict]})] = "replace"
-    retry: Retries | None = None
-    deadline: Instant | Span | None = None
-    headers: dict[HeaderText, HeaderText] | None = None
-    if_token: TokenNumber | None = None
-    zone: str | None = None
-
-
-class ScheduleItem(Schedule, kw_only=True):
-    """A task of a batch. Without a key it gets a UUIDv7."""
-
-    topic: Name
-    key: Name | None = None
-
-
 class Move(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A new time for a task: one of `at` and `delay`. `zone`: the time zone of `at` and `deadline` that name none."""
 
@@ -129,6 +106,24 @@ class Move(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True)
     deadline: Instant | Span | None = None
     if_token: TokenNumber | None = None
     zone: str | None = None
+
+
+class Schedule(Move, kw_only=True):
+    """A task: one of `at` and `delay`, at most one of `payload` (JSON) and `payload_base64`; `zone` as in `Move`."""
+
+    payload: Raw | UnsetType = UNSET
+    payload_base64: Base64 | UnsetType = UNSET
+    group: Name | None = None
+    on_conflict: Annotated[str, Meta(extra_json_schema={"enum": [*OnConflict]})] = "replace"
+    retry: Retries | None = None
+    headers: dict[HeaderText, HeaderText] | None = None
+
+
+class ScheduleItem(Schedule, kw_only=True):
+    """A task of a batch. Without a key it gets a UUIDv7."""
+
+    topic: Name
+    key: Name | None = None
 
 
 class MoveItem(Move, kw_only=True):
@@ -168,13 +163,10 @@ class Shift(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     deadlines: bool = False
 
 
-JitterSpan: TypeAlias = Annotated[
-    str,
-    Meta(
-        description="A length of time as in `delay`, at most a day",
-        extra_json_schema={"pattern": "^([0-9]{1,6}ms|[0-9]{1,4}s|[0-9]{1,3}m|1?[0-9]h|[01]d)$", "example": "5m"},
-    ),
-]
+_AT_MOST_A_DAY = Meta(
+    description="A length of time as in `delay`, at most a day",
+    extra_json_schema={"pattern": "^([0-9]{1,6}ms|[0-9]{1,4}s|[0-9]{1,3}m|1?[0-9]h|[01]d)$", "example": "5m"},
+)
 
 
 class Recur(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -185,7 +177,7 @@ class Recur(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     start: Instant | None = None
     until: Instant | None = None
     times: Annotated[int, Meta(ge=1, le=100_000)] | None = None
-    jitter: JitterSpan | None = None
+    jitter: Annotated[Span, _AT_MOST_A_DAY] | None = None
     except_on: Annotated[list[str], Meta(max_length=500, extra_json_schema={"example": ["2030-01-01"]})] | None = None
     on_gap: OnGap | None = None
     on_repeat: OnRepeat | None = None
@@ -202,14 +194,14 @@ class Recur(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     end_when_dead: bool = False
 
 
-STEPS = ("pause", "resume", "skip_next", "replan", "run_now")
-"""The actions on a recurring task that take no range; each is a verb of the client."""
+STEPS = ("pause", "resume", "skip_next", "replan", "run_now", "backfill")
+"""The actions on a recurring task; each is a verb of the client, and the last takes a range."""
 
 
 class Steer(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A step to take with a recurring task; `since` and `until` only with backfill."""
 
-    do: Annotated[str, Meta(extra_json_schema={"enum": [*STEPS, "backfill"]})]
+    do: Annotated[str, Meta(extra_json_schema={"enum": [*STEPS]})]
     since: Instant | None = None
     until: Instant | None = None
 

@@ -247,17 +247,13 @@ class Verbs:
         """Change what a recurring task does next. What starts occurrences needs the verb `schedule`."""
         ask: schemas.Steer = asked(request, "steer")
         topic, key = request.ref(Verb.SCHEDULE if ask.do in ("run_now", "backfill") else Verb.RESCHEDULE)
-        if ask.do == "backfill":
-            if ask.since is None or ask.until is None:
-                raise BadInput("since, until", (ask.since, ask.until), "both, with backfill")
-            own = self._client.recurring.backfill(topic, key, since=ask.since, until=ask.until)
-            return await self._answered(request, own, sent=False)
         if ask.do not in schemas.STEPS:
-            raise BadInput("do", ask.do, f"one of {', '.join(schemas.STEPS)}, backfill")
-        if ask.since is not None or ask.until is not None:
-            raise BadInput("since, until", (ask.since, ask.until), "neither of them, except with backfill")
-        answer: Answer = await getattr(self._client.recurring, ask.do)(topic, key)
-        return reply([_item(request.caller, answer, self._client.known_pauses, sent=False)])
+            raise BadInput("do", ask.do, f"one of {', '.join(schemas.STEPS)}")
+        span = {name: at for name, at in (("since", ask.since), ("until", ask.until)) if at is not None}
+        if len(span) != (2 if ask.do == "backfill" else 0):
+            raise BadInput("since, until", (ask.since, ask.until), "both with backfill, and neither with other steps")
+        answering = getattr(self._client.recurring, ask.do)(topic, key, **span)
+        return await self._answered(request, answering, paused=self._client.known_pauses, sent=False)
 
     async def remove(self, request: Request) -> Reply:
         topic, key = request.ref(Verb.CANCEL)
@@ -357,12 +353,13 @@ class Verbs:
         return min(tokens, default=_NO_TOKEN), (Result.STALE_TOKEN, Result.NOT_FOUND)
 
     async def _answered(
-        self, request: Request, answering: Awaitable[Sequence[Answer]], *, paused: Container[Topic] = (),
+        self, request: Request, answering: Awaitable[Answer | Sequence[Answer]], *, paused: Container[Topic] = (),
         sent: bool = True,
     ) -> Reply:  # fmt: skip
         """Answer a batch; the items whose part of the store was unavailable carry a problem."""
         try:
-            answers: Sequence[object] = await answering
+            answered = await answering
+            answers: Sequence[object] = [answered] if isinstance(answered, Answer) else answered
         except PartlyFailed as partly:
             answers = partly.answers
         return reply([_item(request.caller, answer, paused, sent=sent) for answer in answers])

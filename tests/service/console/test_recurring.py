@@ -159,7 +159,10 @@ def test_what_did_not_run(browser: Browser, one: Running) -> None:
     page = one_of(browser, "t", "k")
     past = [row[-1] for row in page.rows if len(row) == 2]
     assert past[1:5] == [f"dead {inert_line(HOSTILE)}", *["did not run: too late"] * 2, ""]
-    assert "Misses" in page.words
+    assert "2 did not run: too late" in page.words
+    browser.language = "zh"
+    assert "2 次未运行：过期太久" in one_of(browser, "t", "k").words
+    browser.language = "en"
     assert browser.open("/recurring").rows[1][5].startswith(f"dead {inert_line(HOSTILE)}")
     assert "and 1 more" in browser.page.rows[1][5]
 
@@ -207,14 +210,18 @@ def test_each_button_does_what_it_says(browser: Browser, one: Running) -> None:
     assert changes == [("anonymous", what) for what in ("resume: replaced", "pause: replaced", "reschedule: moved")]
 
     page = browser.press("Remove")
-    assert "Remove this recurring task?" in page.words
+    title, _, rest = page.words.partition("Remove this recurring task?")
+    assert title.startswith("Remove · k · bide"), "the page is not read as the one before"
+    assert "Policies" in rest, "far from where the button was: its second click confirms nothing"
     assert task_of(one, "t", "k").state == "waiting", "not yet"
     page = browser.press("Remove")
     assert browser.where.startswith("/recurring?")
     assert "It has ended: no occurrence follows." in page.words
     assert task_of(one, "t", "k").state == "cancelled"
-    assert not one_of(browser, "t", "k").forms[1:]
-    assert "it has finished" in browser.send([*stale[:2], ("do", "run_now")], "/recurring").words
+    assert not one_of(browser, "t", "k").forms
+    for do in ("pause", "resume", "skip_next", "run_now", "remove"):
+        sent = [*stale[:2], ("do", do), ("if_token", "1"), ("confirm", "yes")]
+        assert "it has finished" in browser.send(sent, "/recurring").words, do
     assert browser.send([*stale[:2], ("do", "explode")], "/recurring").status == 422
 
 
@@ -273,7 +280,11 @@ def test_everybody_does_what_they_may(visit: Visit) -> None:
             add(one, topic, Every("1h"), key="k")
         _, reader = one.run(make(one.app, "reader", verbs=frozenset({Verb.READ}), topics=("shop.*",)))
         _, mover = one.run(make(one.app, "mover", verbs=frozenset({Verb.READ, Verb.RESCHEDULE}), topics=("shop.*",)))
+        _, canceller = one.run(make(one.app, "canceller", verbs=frozenset({Verb.CANCEL}), topics=("shop.*",)))
         browser = visit(one)
+        for where, what in ("/recurring", "over all topics"), ("/recurring?topic=shop.order", "shop.order"):
+            page = browser.log_in(canceller, where)
+            assert (page.status, what in page.words) == (403, True)
         assert len(browser.log_in(reader, "/recurring").rows) == 2
         assert not one_of(browser, "shop.order", "k").actions.count("/recurring")
         for do in ("pause", "resume", "skip_next", "run_now", "remove"):

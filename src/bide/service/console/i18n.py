@@ -20,7 +20,6 @@ from bide.core.errors import BadInput
 from bide.core.instants import Millis, as_datetime, check_instant, duration, instant, rough_text
 from bide.core.records import Count
 from bide.core.recurrence.zones import zone_info
-from bide.core.wall_clock import wall_time
 
 LANGUAGES = ("en", "zh")
 _UNITS = {"en": ("d", "h", "m", "s"), "zh": ("天", "小时", "分", "秒")}
@@ -154,25 +153,19 @@ class Locale:
 
         A local time that occurs twice means the first; one that is skipped, the first instant after the gap.
         """
-        text = text.strip()
-        if re.match(r"[0-9]{4}-", text) is None:
-            try:
-                length = duration(text.removeprefix("+"), field=field, negative=True)
-            except BadInput:
-                raise BadInput(field, text, _WALL) from None
-            return check_instant(self.now + length, field=field, value=text)
+        text, at, moment = text.strip(), self.now, None
         try:
-            if not text.isprintable():  # fromisoformat reads on past a NUL
+            if re.match(r"[0-9]{4}-", text) is None:
+                at += duration(text.removeprefix("+"), field=field, negative=True)
+            elif text.isprintable():  # fromisoformat reads on past a NUL
+                moment = datetime.fromisoformat(text)
+            else:
                 raise ValueError
-            moment = datetime.fromisoformat(text)
         except ValueError:
             raise BadInput(field, text, _WALL) from None
-        if moment.tzinfo is not None:
-            return instant(moment, field=field)
-        try:
-            return check_instant(wall_time(moment, field, self.zone_name, None, False), field=field)
-        except OverflowError:  # from the zone's arithmetic, within a day of the first and the last year
-            raise BadInput(field, text, "an instant within the years 1970 to 9999") from None
+        if moment is not None:
+            return instant(moment, field=field, zone=self.zone_name)
+        return check_instant(at, field=field, value=text)
 
     def _local(self, at: Millis) -> datetime:
         """In the viewer's zone; in UTC if that would be past the last year."""

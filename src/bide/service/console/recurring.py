@@ -14,8 +14,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import Millis, as_datetime, instant, instant_text
 from bide.core.names import check_topic
 from bide.core.options import recurrence_of
-from bide.core.records import Count, Record, Ref, Result, State
-from bide.core.recurrence.plan import Recurrence
+from bide.core.records import Count, Ref, Result, State
 from bide.core.recurrence.rules import Rule
 from bide.core.recurrence.zones import zone_info
 from bide.engine.recurring import planned
@@ -33,10 +32,10 @@ _SHOWN, _EVENTS, _INSTANTS, _OF_DAY = 500, 1_000, 10, 100
 _PATIENCE = 1.2
 """Seconds to wait for the end of an occurrence that runs."""
 
-_ACTS = {
-    "pause": Verb.RESCHEDULE, "resume": Verb.RESCHEDULE, "skip_next": Verb.RESCHEDULE, "run_now": Verb.SCHEDULE,
+_ACTS = dict.fromkeys(("pause", "resume", "skip_next"), Verb.RESCHEDULE) | {
+    "run_now": Verb.SCHEDULE,
     "remove": Verb.CANCEL,
-}  # fmt: skip
+}
 """The actions on a recurring task, and the access that each needs."""
 
 Day: TypeAlias = tuple[int, Count, bool]
@@ -57,11 +56,6 @@ def month_of(rule: Rule, now: Millis) -> list[list[Day | None]]:
     return [[seen(day) if day.month == today.month else None for day in week] for week in weeks]
 
 
-def next_of(record: Record, recurrence: Recurrence, now: Millis) -> Millis | None:
-    """When the next occurrence fires; None: never, while it is paused, or its rule cannot be computed here."""
-    return next((recurrence.rule.fires_at(one, record.key) for one in planned(record, now, 1)), None)
-
-
 class RecurringPage(Page):
     """The list, one task's page, and the form that acts on it."""
 
@@ -79,49 +73,48 @@ class RecurringPage(Page):
     async def _list(self, request: PageRequest) -> Reply:
         if request.raw_field("key"):  # a name that no path can have
             return await self._one(request)
-        topic, said, now = request.raw_field("topic"), request.field("said"), request.locale.now
+        topic, said = request.raw_field("topic"), request.field("said")
         if topic:
             request.caller.check(Verb.READ, check_topic(topic))
-        request.caller.check_somewhere(Verb.READ)
-        if topic:
             found, whole = await recurring_tasks(request.client, (await request.client.tally(topics=[topic])).counts)
         else:
+            request.caller.check_somewhere(Verb.READ)
             found, whole = await (self._all.fresh() if said else self._all.get())
         misses: dict[Ref, list[Miss]] = {}
         for miss in misses_of(await self._events.get()):
             misses.setdefault(Ref(miss.event.topic, miss.event.key), []).append(miss)
         seen = request.caller.visible(found)
-        rules = [(one, rule) for one in seen[:_SHOWN] if (rule := recurrence_of(one.options)) is not None]
-        rows = [(one, rule, next_of(one, rule, now), misses.get(one.ref, ())) for one, rule in rules]
+        rows = [
+            (one, recurrence_of(one.options), planned(one, request.locale.now, 1), misses.get(one.ref, ()))
+            for one in seen[:_SHOWN]
+        ]
         return request.render(
             "recurring.html", topic=topic, rows=rows, more=len(seen) - _SHOWN, whole=whole, most=MOST, said=said
         )
 
     async def _one(self, request: PageRequest) -> Reply:
+        """The page of a task; if a form asks for its removal, with the question."""
         ref, now = ref_of(request), request.locale.now
-        found = await _found(request)
-        if found is None:
+        task = await request.client.get(*ref)
+        recurrence = None if task is None else task.recurrence
+        if task is None or recurrence is None:
             return request.render("recurring_one.html", status=404, ref=ref, record=None)
-        record, recurrence = found
-        rule, misses = recurrence.rule, misses_of(await request.client.events(*ref, limit=_EVENTS))
+        record, rule = task.record, recurrence.rule
+        misses = misses_of(await request.client.events(*ref, limit=_EVENTS))
         computed: dict[str, Any] = {"trouble": "", "past": [], "ahead": [], "weeks": [], "there": request.locale}
         try:
             computed["there"] = Locale(request.locale.language, rule.zone, zone_info(rule.zone), now)
-            computed["past"] = past_of(record, now, misses, _INSTANTS)
+            computed["past"] = past_of(rule, ref.key, now, misses, _INSTANTS)
             computed["ahead"] = planned(record, now, _INSTANTS)
             computed["weeks"] = month_of(rule, now)
         except BadInput as error:
             computed["trouble"] = inert_line(str(error))
-        acts = {act for act, needed in _ACTS.items() if request.caller.may(needed, ref.topic)}
+        acts = {act for act, needed in _ACTS.items() if record.state.live and request.caller.may(needed, ref.topic)}
         acts -= {"pause", "skip_next"} if recurrence.paused else {"resume"}
-        bound = (
-            {"if_token": record.token, "once_at": instant_text(now)}
-            | _bound(request, "skip_next")
-            | _bound(request, "run_now")
-        )
+        bound = {"if_token": record.token, "once_at": instant_text(now)} | _bound(request, *_ACTS)
         return request.render(
             "recurring_one.html", ref=ref, record=record, recurrence=recurrence, rule=rule, misses=misses, **computed,
-            acts=acts if record.state.live else set(), said=request.field("said"), bound=bound,
+            acts=acts, said=request.field("said"), bound=bound, removing=not request.is_read,
         )  # fmt: skip
 
     async def _act(self, request: PageRequest) -> Reply:
@@ -129,36 +122,26 @@ class RecurringPage(Page):
         if act not in _ACTS:
             raise BadInput("do", act, f"one of {', '.join(_ACTS)}")
         request.caller.check(_ACTS[act], ref.topic)
-        found, answer = await _found(request), Answer(Result.NOT_FOUND)
-        if found is not None:
-            record, recurrence = found
-            if act == "remove" and not request.field("confirm"):
-                return request.render("recurring_remove.html", ref=ref, recurrence=recurrence)
-            if not record.state.live:
-                answer = Answer(Result.FINISHED, record)
-            else:
-                answer = Answer(Result.UNDER_WAY, record)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_PATIENCE if record.state is State.LEASED else None):
-                        answer = await getattr(request.client.recurring, act)(*ref, **_bound(request, act))
+        if act == "remove" and not request.field("confirm"):
+            return await self._one(request)
+        task, answer = await request.client.get(*ref), Answer(Result.UNDER_WAY)
+        bound = _bound(request, act) if task is not None and task.state.live else {}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE if task is not None and task.state is State.LEASED else None):
+                answer = await getattr(request.client.recurring, act)(*ref, **bound)
         back = "/recurring" if act == "remove" and answer.ok else recurring_address(*ref)
-        again = _bound(request, act) if answer.result in (Result.MOVED, Result.CREATED) else {}
+        again = bound if answer.result in (Result.MOVED, Result.CREATED) else {}
         return request.redirect(address(back, said=f"{act}-{answer.result.value}", **again))
 
 
-def _bound(request: PageRequest, act: str) -> dict[str, Any]:
-    """The argument that binds a form to what its viewer saw, so that a second click does nothing.
+def _bound(request: PageRequest, *acts: str) -> dict[str, Any]:
+    """The arguments that bind a form to what its viewer saw, so that a second click does nothing.
 
-    The page after a success carries it too, since the second click of a double click may land there.
+    The page after a success carries them too, since the second click of a double click may land there.
     """
-    if act == "run_now":
-        return {"once_at": at} if (at := request.field("once_at")) else {}
-    token = request.number_field("if_token", 0, least=1, most=LAST_TOKEN) if act == "skip_next" else 0
-    return {"if_token": token} if token else {}
-
-
-async def _found(request: PageRequest) -> tuple[Record, Recurrence] | None:
-    """The recurring task that the request names; None: there is no such task, or it does not recur."""
-    [task] = await request.client.get_many([ref_of(request)])
-    recurrence = None if task is None else task.recurrence
-    return None if task is None or recurrence is None else (task.record, recurrence)
+    found: dict[str, Any] = {}
+    if "run_now" in acts and (at := request.field("once_at")):
+        found["once_at"] = at
+    if "skip_next" in acts and (token := request.number_field("if_token", 0, least=1, most=LAST_TOKEN)):
+        found["if_token"] = token
+    return found
