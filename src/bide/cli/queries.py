@@ -237,11 +237,14 @@ async def _with_coming(app: Bide, found: Tally, edges: list[Millis]) -> Tally:
     """The forecast with the later occurrences of recurring tasks, each of which waits only for its next one."""
     rules, all_rules = await recurring_tasks(app, found.counts)
     coming = await coming_of(rules, edges[1], edges[-1] - 1, edges[1])
+    later = [coming.between(low, high) for low, high in pairwise(edges[1:])]
     forecast = dict(found.forecast)
     for topic in coming.instants:
         due, *waiting = forecast.get(topic, [Count(0)] * (len(edges) - 1))
-        later = (coming.between(topic, low, high) for low, high in pairwise(edges[1:]))
-        forecast[topic] = [due, *map(summed, zip(waiting, later, strict=True))]
+        forecast[topic] = [
+            due,
+            *(summed([one, of.get(topic, Count(0))]) for one, of in zip(waiting, later, strict=True)),
+        ]
     if not all_rules:
         click.echo("bide: note: too many tasks to look for all recurring ones: more may come due", err=True)
     return replace(found, forecast=forecast)
