@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 import zoneinfo
 from bisect import bisect_right
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import Millis, as_datetime, instant_text
 from bide.core.options import LONGEST_OPTIONS, recurrence_of, with_recurrence
 from bide.core.recurrence import zones
+from bide.core.recurrence.cron import cron_times
 from bide.core.recurrence.ical import rrule_times
 from bide.core.recurrence.plan import Recurrence
 from bide.core.recurrence.rules import At, Cron, Every, RRule, RRuleRule, Rule, refresh_zones, rule_of
@@ -340,12 +343,32 @@ def test_times_that_take_too_long_to_count_are_refused(text: str, times: int | N
 
 
 def test_the_search_of_a_step_is_bounded() -> None:
-    """In days, however many dates are excepted; and it goes past days without times at once."""
+    """In months and periods, however many dates are excepted; days without times cost nothing, nor do excepted ones."""
     leap = RRule("FREQ=DAILY;BYYEARDAY=366;BYDAY=MO", start=START)
     assert leap.after(0) == ms("2040-12-31")
     excepted = [f"{year}-12-31" for year in range(2024, 9999) if date(year, 12, 31).timetuple().tm_yday == 366]
     with pytest.raises(BadInput, match="fires"):
         RRule("FREQ=DAILY;BYYEARDAY=366;BYDAY=MO", start=START, except_on=excepted)
+    closed = [date(2024, 6, 1) + timedelta(number) for number in range(2_000)]
+    for text in ("FREQ=DAILY", "FREQ=HOURLY", "0 * * * *"):
+        rule = rule_of(text, start=START, zone="Europe/Rome", except_on=closed)
+        assert walls(rule, "2024-05-31T23:00", 1, "Europe/Rome")[0][:2] == "22", text  # November 2029
+
+
+def test_a_rule_of_each_second_is_small_in_memory() -> None:
+    """Since the parsed rules of many tasks are kept, and people of a service choose them."""
+    hours = ",".join(map(str, range(23)))
+    for make in (
+        partial(cron_times, "* * * 3 3 *"),
+        partial(rrule_times, f"FREQ=SECONDLY;INTERVAL=7;BYHOUR={hours}", 0),
+    ):
+        gc.collect()
+        tracemalloc.start()
+        kept = make()
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert kept
+        assert size < 100_000
 
 
 def test_exceptions_are_dates_of_the_zone() -> None:
