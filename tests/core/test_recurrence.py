@@ -346,6 +346,8 @@ def test_the_search_of_a_step_is_bounded() -> None:
     """In months and periods, however many dates are excepted; days without times cost nothing, nor do excepted ones."""
     leap = RRule("FREQ=DAILY;BYYEARDAY=366;BYDAY=MO", start=START)
     assert leap.after(0) == ms("2040-12-31")
+    latest = RRule("FREQ=DAILY;BYMONTH=2;BYMONTHDAY=29;BYHOUR=8,9;BYSETPOS=-1", start=START)
+    assert latest.after(ms("2096-03-01")) == ms("2104-02-29T09:00")
     excepted = [f"{year}-12-31" for year in range(2024, 9999) if date(year, 12, 31).timetuple().tm_yday == 366]
     with pytest.raises(BadInput, match="fires"):
         RRule("FREQ=DAILY;BYYEARDAY=366;BYDAY=MO", start=START, except_on=excepted)

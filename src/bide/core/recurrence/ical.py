@@ -146,12 +146,10 @@ class RRuleTimes:
         at = max(-(-local // 1000) * 1000, self._begin)
         for _ in chain([0], islice(looks, None, None, self._months or 1)):  # the first period costs no look
             start, end = self._period(at)
-            if self._places:
-                found = next((one for one in _chosen(self, start, end) if one >= at), end)
-            elif (first := self._pattern.first(looks, max(at, start))) is None:
+            if (found := self._pattern.first(looks, max(at, start))) is None:
                 break
-            else:
-                found = first
+            if self._places and found < end:
+                found = next((one for one in _chosen(self, start, end) if one >= at), end)
             if found < end:
                 return found if found <= self._until else None
             at = found

@@ -74,7 +74,7 @@ class Pattern(Struct, frozen=True, cache_hash=True, kw_only=True):
         return (3600 * hour + 60 * minute + second for hour, minute, second in product(*self.clock))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=2048)  # more than the months of one step, since a bisection repeats it
 def _days(pattern: Pattern, year: int, month: int) -> list[int]:
     """The matching days of a month, in order."""
     first, length = monthrange(year, month)
@@ -88,7 +88,9 @@ def _days(pattern: Pattern, year: int, month: int) -> list[int]:
     if pattern.weekdays:
         found = found | named if pattern.either else found & named
     if pattern.year_days:
-        found &= {day - before for day in nth(in_year, pattern.year_days)}
+        found = {
+            day for day in found if not pattern.year_days.isdisjoint((before + day, before + day - len(in_year) - 1))
+        }
     if pattern.weeks:
         found = {day for day in found if not pattern.weeks.isdisjoint(_weeks(date(year, month, day)))}
     return sorted(found)
