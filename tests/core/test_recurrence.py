@@ -27,7 +27,7 @@ from bide.core.recurrence import zones
 from bide.core.recurrence.cron import cron_times
 from bide.core.recurrence.ical import rrule_times
 from bide.core.recurrence.plan import Recurrence
-from bide.core.recurrence.rules import At, Cron, Every, RRule, RRuleRule, Rule, refresh_zones, rule_of
+from bide.core.recurrence.rules import At, Bounds, Cron, Every, RRule, RRuleRule, Rule, refresh_zones, rule_of
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 NAIVE_EPOCH = datetime(1970, 1, 1)
@@ -259,6 +259,18 @@ def test_bounds_include_their_instants() -> None:
     ]
     late = At("2024-01-02T00:00Z", "2024-01-01T00:00Z", start="2024-01-01T12:00Z", except_on=None)
     assert late.upto(0, ms("2030-01-01"), 9) == [ms("2024-01-02")]
+    local = RRule(
+        "FREQ=DAILY;UNTIL=20300101T000000Z", zone="Europe/Rome", start="2024-01-01T08:00", until="2025-01-02T00:00"
+    )
+    assert (local.start, local.until) == (ms("2024-01-01T07:00"), ms("2025-01-01T23:00"))
+    assert Cron("0 8 * * *", start=START, until="2024-01-03T00:00Z", times=9).last is None
+
+
+def test_a_bound_of_none_is_none() -> None:
+    """A program's declaration is compared by its bytes with the one that is stored."""
+    bounds: Any = dict.fromkeys(Bounds.__annotations__)
+    assert msgspec.msgpack.encode(Cron("0 8 * * *", **bounds)) == msgspec.msgpack.encode(Cron("0 8 * * *"))
+    assert Cron("0 8 * * *", jitter="0s", except_on=[], zone="UTC") == Cron("0 8 * * *")
 
 
 def test_times_count_what_is_left_after_exceptions() -> None:
