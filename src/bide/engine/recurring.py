@@ -139,6 +139,8 @@ class Recurring:
     async def add_many(self, tasks: Iterable[NewTask], *, known: bool = False) -> list[Answer]:
         """Add many recurring tasks, made by `new`; answers in order. One store call if all are new.
 
+        Raises PartlyFailed, with the answers to the others, if some failed.
+
         `known`: an earlier call found all of them, so those that have gone since are not added again.
         """
         session, clock = self._client._session, self._client.clock
