@@ -71,6 +71,13 @@ def test_a_delivery_after_a_move_is_planned_for_the_new_time() -> None:
     assert (found.attempts[0].planned, found.attempts[0].late) == (NOON + 500, 1)
 
 
+def test_an_occurrence_that_ran_while_others_were_dropped_is_no_failed_delivery() -> None:
+    dropped = event(EventKind.DROPPED, NOON + 9, id="before", attempt=1, was=NOON - 99, wake_at=NOON + 50, who="w1")
+    found = told(record(), dropped, retry(1, NOON + 51, NOON + 60, NOON + 70))
+    assert found.earlier == []
+    assert [one.how for one in found.attempts] == [Ended.RETRY]
+
+
 def test_what_is_not_known_is_not_made_up() -> None:
     # moved after the first delivery: what that was planned for is nowhere written
     waiting = record(attempt=1, failures=1, due_at=NOON + 9_000, wake_at=NOON + 9_000)
