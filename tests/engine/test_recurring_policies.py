@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from tests.engine.conftest import World, task_of, virtual
@@ -189,3 +190,38 @@ async def test_replan_leaves_what_waits_for_its_jitter(world: World) -> None:
         for key, at in due.items():
             await app.recurring.replan("t", key)
             assert (await task_of(app, "t", key)).due_at == at
+
+
+@pytest.mark.parametrize(("how", "attempt"), [({}, 1), ({"catch_up": "none"}, 2), ({"window": "1m"}, 2)])
+@virtual
+async def test_a_run_that_a_stopping_worker_cancels_begins_again_at_any_age(
+    world: World, how: dict[str, Any], attempt: int
+) -> None:
+    app = world.app(grace="1s")
+    runs = Runs(world, app, takes=10 * MINUTE)
+    async with app:
+        await app.recurring.add("t", Every("1h"), **how)
+        async with app.worker():
+            await world.until(lambda: bool(runs.started))
+            await world.pause(2 * MINUTE)
+        await world.pause(MINUTE)
+        async with app.worker():
+            await world.pause(11 * MINUTE)
+        first, again = runs.tasks
+        assert (again.occurrence, again.id, again.attempt) == (first.occurrence, first.id, attempt)
+        assert runs.ended == 1
+        assert not counted(await app.events(), "dropped")
+
+
+@virtual
+async def test_the_next_occurrence_does_not_wait_for_the_lease_of_a_run_that_was_cancelled(world: World) -> None:
+    app = world.app(grace="1s")
+    runs = Runs(world, app, takes=10 * MINUTE)
+    async with app:
+        await app.recurring.add("t", Every("128s"), window="1m")
+        async with app.worker():
+            await world.pause(249)
+        async with app.worker():  # the lease would end at 260
+            await world.pause(20)
+        assert runs.started == [128_000, 256_000]
+        assert counted(await app.events(), "dropped") == ["late: 1 occurrence did not run"]

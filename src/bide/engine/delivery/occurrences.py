@@ -118,6 +118,19 @@ def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
     return Refusal(replace(_settlement(record, step, keep, now), counts_as=OutcomeKind.DEFER), own)
 
 
+def begins_once(record: Record, lease_ends: Millis) -> bool:
+    """True if the occurrence that runs may be too late to begin anew: a worker that stops keeps its lease.
+
+    It is lost with the lease, as after a crash, and then delivered again at any age. Given back, it might be dropped.
+    That is right only if the next one comes before the lease ends, and must not wait for it.
+    """
+    recurrence = recurrence_of(record.options)
+    if recurrence is None or recurrence.latest_start is None or record.attempt != 1:
+        return False
+    coming = recurrence.first(record.due_at, record.key)
+    return coming is None or coming > lease_ends
+
+
 def replaced_at(record: Record) -> Millis | None:
     """When an occurrence cancels this one; None: never. Those that it came too late for wait until it has ended."""
     recurrence = recurrence_of(record.options)
