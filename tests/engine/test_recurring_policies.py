@@ -79,6 +79,19 @@ async def test_what_came_while_a_retry_was_waited_for_overlapped(world: World) -
 
 
 @virtual
+async def test_what_a_queue_has_no_room_for_overlapped(world: World) -> None:
+    app = world.app()
+    runs = Runs(world, app, takes=5.5 * MINUTE)
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1m"), overlap="queue", most=2)
+        await world.pause(12.1 * MINUTE)
+        assert runs.minutes == [1, 5, 11]
+        assert counted(await app.events(), "dropped") == [
+            "overlap: 3 occurrences did not run", "overlap: 5 occurrences did not run"
+        ]  # fmt: skip
+
+
+@virtual
 async def test_a_death_tells_its_own_error_and_the_drops_theirs(world: World) -> None:
     app = world.app()
     runs = Runs(world, app, takes=2.5 * MINUTE)

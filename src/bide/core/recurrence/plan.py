@@ -130,7 +130,7 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
             return None
         target = kept[0] if kept else coming
         dropped = 1 + len(rule.upto(due_at + 1, kept[0] - 1 if kept else last, counted - 1))
-        return Step(None if target is None else rule.fires_at(target, key), dropped, "late")
+        return Step(None if target is None else rule.fires_at(target, key), dropped, "overlap" if queued else "late")
 
     def on_end(self, due_at: Millis, key: str, missed: Millis, now: Millis, *, lost: bool = False) -> Step:
         """When the next occurrence is due, after the one of `due_at` has ended.
