@@ -165,6 +165,24 @@ async def test_cancel_running_lets_the_late_and_the_paused_run(world: World) -> 
 
 
 @virtual
+async def test_a_retry_for_which_the_next_one_came_is_not_tried_with_cancel_running(world: World) -> None:
+    app = world.app()
+    started: list[tuple[float, float, int]] = []
+
+    @app.handler("t", retry=Ladder("90s"))
+    async def handle(task: Task[Any]) -> Retry:  # it never waits, so that nothing could cancel it
+        at = (task.record.due_at - world.start) / 60_000
+        started.append((at, world.elapsed / 60_000, task.attempt))
+        return Retry("once more")
+
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1m"), overlap="cancel_running")
+        await world.pause(3.9 * MINUTE)
+        assert started == [(1, 1, 1), (2, 2.5, 1)]
+        assert counted(await app.events(), "dropped") == ["overlap: the occurrence was cancelled by the next one"]
+
+
+@virtual
 async def test_cancel_running_waits_for_its_instant_after_the_clock_was_set_back(world: World) -> None:
     app = world.app()
     runs = Runs(world, app, takes=90)

@@ -102,7 +102,8 @@ class Refusal(NamedTuple):
 def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
     """The end of a leased occurrence that is too old to run, or runs as a task of its own; None: deliver it.
 
-    An occurrence whose delivery failed or was lost is delivered again at any age. A deferred one counts as not begun.
+    An occurrence whose delivery failed or was lost is delivered again at any age, unless the next one is to cancel what
+    failed. A deferred one counts as not begun.
     """
     recurrence = recurrence_of(record.options)
     if recurrence is None:
@@ -111,6 +112,8 @@ def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
     step = recurrence.on_lease(due_at, key, record.created_at, now) if record.attempt == 1 else None
     own = None
     if step is None:
+        if record.failures and (replaced := replaced_by_next(record, now)) is not None:
+            return Refusal(replaced)
         if recurrence.overlap is not Overlap.ALLOW:
             return None
         own = own_task(record, recurrence.rule.nominal(due_at, key), due_at, since=due_at)
