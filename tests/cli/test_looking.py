@@ -31,7 +31,9 @@ from tests.waiting import wait_until
 from bide import Bide, Task
 from bide.cli.context import without_password
 from bide.cli.output import length_words, local_words, relative_words
+from bide.cli.tables import print_events
 from bide.cli.top import Screen
+from bide.core.events import Event, EventKind
 from bide.engine.history import History
 from bide.engine.pauses import Pauses
 from bide.insight.overview import Overview, Overviews
@@ -198,6 +200,12 @@ def test_events_in_words(line: CommandLine) -> None:
     line.run("schedule", "t", "--key", "k", "--delay", "1h")
     assert "schedule: created" in line.run("events").stdout
     assert "t/k" in line.run("events").stdout
+
+
+@pytest.mark.parametrize("kind", EventKind)
+def test_each_kind_of_event_is_printed(kind: EventKind, capsys: pytest.CaptureFixture[str]) -> None:
+    print_events([Event(at=0, topic="t", key="k", id="1", kind=kind, what="so it was")], of_one=True)
+    assert "so it was" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,10 @@ STYLES = {
     "waiting": "cyan", "due": "bold yellow", "leased": "green", "leased, lost": "bold red", "done": "dim green",
     "cancelled": "dim", "dead": "bold red",
 }  # fmt: skip
-_KINDS = {EventKind.RETRY: "yellow", EventKind.DEAD: "bold red", EventKind.LOSS: "red", EventKind.CHANGE: "cyan"}
+_KINDS = {
+    EventKind.RETRY: "yellow", EventKind.DEAD: "bold red", EventKind.LOSS: "red", EventKind.DROPPED: "yellow",
+    EventKind.CHANGE: "cyan",
+}  # fmt: skip
 
 
 class _Console(Console):
