@@ -93,15 +93,14 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         return None if nominal is None else self.rule.fires_at(nominal, key)
 
     @property
-    def latest_start(self) -> Millis | None:
-        """The most by which an occurrence may be late and still begin; None: any length."""
+    def _window(self) -> Millis | None:
         return _PUNCTUAL if self.window is None and self.catch_up is CatchUp.NONE else self.window
 
     def is_punctual(self, due_at: Millis, key: str, now: Millis) -> bool:
         """True if the occurrence is within its window and the latest, or was fired by hand during a pause."""
         if self.paused:
             return True
-        later, window = self.rule.after(due_at), self.latest_start
+        later, window = self.rule.after(due_at), self._window
         latest = later is None or self.rule.fires_at(later, key) > now
         return latest and (window is None or now - due_at <= window)
 
@@ -115,7 +114,7 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         """
         if self.is_punctual(due_at, key, now):
             return None
-        rule, window = self.rule, self.latest_start
+        rule, window = self.rule, self._window
         nominal, coming = rule.nominal(due_at, key), rule.coming(now, key)
         last = LAST_INSTANT if coming is None else coming - 1
         queued = self.overlap is Overlap.QUEUE and born_at > due_at

@@ -122,13 +122,14 @@ def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
 
 
 def begins_once(record: Record, lease_ends: Millis) -> bool:
-    """True if the occurrence that runs may be too late to begin anew: a worker that stops keeps its lease.
+    """True if a worker that stops while the occurrence runs keeps its lease.
 
-    It is lost with the lease, as after a crash, and then delivered again at any age. Given back, it might be dropped.
-    That is right only if the next one comes before the lease ends, and must not wait for it.
+    It is lost with the lease, as after a crash, and then delivered again at any age, under the same id. Given back, it
+    could be dropped as too late, or replaced by a change. That is right only if the next one comes before the lease
+    ends, and must not wait for it.
     """
     recurrence = recurrence_of(record.options)
-    if recurrence is None or recurrence.latest_start is None or record.attempt != 1:
+    if recurrence is None or record.attempt != 1:
         return False
     coming = recurrence.first(record.due_at, record.key)
     return coming is None or coming > lease_ends
