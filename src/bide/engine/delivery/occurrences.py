@@ -121,7 +121,7 @@ def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
     return Refusal(replace(_settlement(record, step, keep, now), counts_as=OutcomeKind.DEFER), own)
 
 
-def begins_once(record: Record, lease_ends: Millis) -> bool:
+def keeps_lease(record: Record, lease_ends: Millis) -> bool:
     """True if a worker that stops while the occurrence runs keeps its lease.
 
     It is lost with the lease, as after a crash, and then delivered again at any age, under the same id. Given back, it
