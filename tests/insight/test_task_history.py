@@ -47,6 +47,12 @@ def test_a_gap_in_the_log_is_told() -> None:
     assert found.attempts[0].planned == NOON
 
 
+def test_what_an_occurrence_left_out_is_no_delivery() -> None:
+    dropped = event(EventKind.DROPPED, NOON - 1, id="before", attempt=1, was=NOON - 9, what="overlap: 2 did not run")
+    dead = event(EventKind.DEAD, NOON - 1, id="before", attempt=1, was=NOON - 9, what="broken")
+    assert [one.error for one in told(record(), dead, dropped).earlier] == ["broken"]
+
+
 def test_a_lost_lease_is_the_delivery_before_the_one_that_found_it() -> None:
     now = record(state=State.LEASED, planned_at=NOON, attempt=2, losses=1, holder="w2", token=(NOON + 10_200) * 1000,
                  wake_at=NOON + 20_200)  # fmt: skip
@@ -69,13 +75,6 @@ def test_a_delivery_after_a_move_is_planned_for_the_new_time() -> None:
     found = told(waiting, change(NOON - 50, "reschedule: moved", NOON, NOON + 500),
                  retry(1, NOON + 501, NOON + 600, NOON + 2_000))  # fmt: skip
     assert (found.attempts[0].planned, found.attempts[0].late) == (NOON + 500, 1)
-
-
-def test_an_occurrence_that_ran_while_others_were_dropped_is_no_failed_delivery() -> None:
-    dropped = event(EventKind.DROPPED, NOON + 9, id="before", attempt=1, was=NOON - 99, wake_at=NOON + 50, who="w1")
-    found = told(record(), dropped, retry(1, NOON + 51, NOON + 60, NOON + 70))
-    assert found.earlier == []
-    assert [one.how for one in found.attempts] == [Ended.RETRY]
 
 
 def test_what_is_not_known_is_not_made_up() -> None:

@@ -30,7 +30,7 @@ from bide.engine.delivery.executor import Delivery, TopicExecutor
 from bide.engine.delivery.lease_extender import LeaseExtender
 from bide.engine.delivery.lease_loop import LeaseLoop
 from bide.engine.delivery.lease_plan import MOST_LOOKS, TopicWakes, kept_back, slots_to_lease
-from bide.engine.delivery.occurrences import replaced_by_next
+from bide.engine.delivery.occurrences import keeps_lease, replaced_by_next
 from bide.engine.delivery.settlement import release, settlement_for
 from bide.engine.delivery.settler import Settler
 from bide.engine.delivery.tables import TableLoop
@@ -367,7 +367,8 @@ class Worker(LeaseLoop):
         if ended is not None:
             cancelled = isinstance(ended, asyncio.CancelledError)
             if isinstance(ended, KeyboardInterrupt) or (cancelled and self._stopping):
-                self._settler.put(delivery, release(delivery.record))
+                if not keeps_lease(record, self.clock.now() + self.config.lease):
+                    self._settler.put(delivery, release(record))
                 return
             if cancelled:
                 ended = Retry("the handler was cancelled")
