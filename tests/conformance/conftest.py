@@ -18,6 +18,11 @@ SuiteBase.races = int(os.environ.get("RACES", "100"))
 """A tenth of what the suite plays by itself; `make proofs-long` plays all."""
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if "open_postgres" in getattr(item, "fixturenames", ()):  # the suite's own mark has no scope, and would come first
+        item.add_marker(pytest.mark.asyncio(loop_scope="class"), append=False)
+
+
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     """A directory in memory where there is one: these tests are about answers, not about the disk."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psycopg
 import pytest
+import pytest_asyncio
 from tests.conformance.others import Others
+from tests.servers.clean_schemas import PostgresSchemas
 from tests.servers.fixtures import Borrowed
 from tests.stores.sql.database import Database, MySql, Postgres
 from tests.waiting import PATIENCE
 
 from bide.ports import Store
+from bide.stores.postgres import PostgresStore
 from bide.testing.store_suite.base import SuiteBase
 from bide.testing.store_suite.calls import EveryCell
 
@@ -65,7 +69,33 @@ class OnPostgres(SqlSuite):
         self.database, self.schemas = Postgres(postgres_url), postgres_schemas
 
 
-class TestPostgres(OnPostgres, EveryCell): ...
+@pytest_asyncio.fixture(scope="class", loop_scope="class")
+async def open_postgres(
+    postgres_url: str, _postgres_schemas: PostgresSchemas
+) -> AsyncIterator[tuple[Store, Callable[[], Any]]]:
+    """An open store, and what empties it."""
+    with closing(Borrowed(_postgres_schemas)) as schemas, psycopg.connect(postgres_url, autocommit=True) as other:
+        url = schemas.url()
+        rows = Postgres(url).write(url, "DELETE FROM {task}; DELETE FROM {event}")
+        store = PostgresStore(url, clock="caller", silence=PATIENCE)
+        await store.open()
+        yield store, lambda: other.execute(rows.encode())
+        await store.close()
+
+
+class TestPostgres(EveryCell):
+    """Each cell finds the same store, empty: on a new connection PostgreSQL takes twenty times as long for the first
+    statements as for the same again.
+    """
+
+    @pytest.fixture(autouse=True)
+    def _open(self, open_postgres: tuple[Store, Callable[[], Any]]) -> None:
+        self.kept, self.empty = open_postgres
+
+    @pytest_asyncio.fixture(loop_scope="class")
+    async def store(self, tmp_path: Path) -> AsyncIterator[Store]:
+        yield self.kept
+        self.empty()
 
 
 class TestPostgresOthers(OnPostgres, Others): ...

@@ -68,6 +68,11 @@ class Watch:
         yield
         self._expected = before
 
+    def check(self) -> None:
+        """Nothing of that has happened since it was asked last."""
+        faults, self.faults = self.faults, []
+        assert not faults, "\n".join(faults)
+
     def _said(self, message: ConsoleMessage) -> None:
         refused = any(f"status of {status}" in message.text for status in self._expected)
         if message.type in ("error", "warning") and not refused:
@@ -141,7 +146,7 @@ def visitor(
         watch = Watch(context, origin)
         found = Visitor(context.new_page(), watch, origin)
         yield found
-        assert not watch.faults, "\n".join(watch.faults)
+        watch.check()
     finally:
         context.close()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import cache
+from typing import TypeAlias
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 from tests.console.axe import violations
-from tests.console.browser import NARROW, WIDE, Scheme, overflow, reachable, stops
+from tests.console.browser import NARROW, WIDE, Scheme, Visitor, overflow, reachable, stops, visitor
 from tests.console.conftest import Visits
 from tests.console.seen import OF_TEN, PAGES, fill_recurring, fill_ten, titled
 from tests.service.calling import Api, Running, running
@@ -17,13 +19,14 @@ from bide import StoreUnavailable
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 
-LOOKS: list[tuple[str, tuple[int, int], Scheme]] = [
+Look: TypeAlias = tuple[str, tuple[int, int], Scheme]
+LOOKS: list[Look] = [
     ("en-GB", WIDE, "light"), ("zh-CN", NARROW, "light"), ("zh-CN", WIDE, "dark"), ("en-GB", NARROW, "dark"),
 ]  # fmt: skip
 """Every two of language, size and scheme come together somewhere. Pages have them in turn."""
 
 
-def in_turn(names: list[str]) -> list[tuple[str, tuple[str, tuple[int, int], Scheme]]]:
+def in_turn(names: list[str]) -> list[tuple[str, Look]]:
     return [(name, LOOKS[place % len(LOOKS)]) for place, name in enumerate(names)]
 
 
@@ -32,6 +35,30 @@ def empty() -> Iterator[Running]:
     """One with nothing in it, which everybody sees first."""
     with running("memory:") as found:
         yield found
+
+
+Views: TypeAlias = Callable[[Running, Look], AbstractContextManager[Visitor]]
+
+
+@pytest.fixture(scope="module")
+def views(browser: Browser) -> Iterator[Views]:
+    """One visitor for each look opens one page after another there: for a visitor of its own, each would start two
+    processes."""
+    with ExitStack() as opened:
+
+        @cache
+        def kept(origin: str, locale: str, scheme: Scheme) -> Visitor:
+            return opened.enter_context(visitor(browser, origin, locale=locale, scheme=scheme, still=True))
+
+        @contextmanager
+        def view(where: Running, look: Look) -> Iterator[Visitor]:
+            locale, (width, height), scheme = look
+            found = kept(where.url, locale, scheme)
+            found.page.set_viewport_size({"width": width, "height": height})
+            yield found
+            found.watch.check()
+
+        yield view
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,10 +70,10 @@ def filled(one: Running) -> None:
 
 @pytest.mark.parametrize(("name", "look"), in_turn([*PAGES, *OF_TEN]))
 def test_each_page_is_in_order_for_the_eye_and_the_keyboard(
-    visits: Visits, axe: str, name: str, look: tuple[str, tuple[int, int], Scheme]
+    views: Views, one: Running, axe: str, name: str, look: Look
 ) -> None:
     language, size, scheme = look
-    with visits(locale=language, scheme=scheme, still=True) as visitor:
+    with views(one, (language, WIDE, scheme)) as visitor:
         page = visitor.goto((PAGES | OF_TEN)[name])
         titled(page)
         for width, height in (NARROW, WIDE, size):
@@ -65,14 +92,11 @@ def test_each_page_is_in_order_for_the_eye_and_the_keyboard(
 
 
 @pytest.mark.parametrize(("name", "look"), in_turn(list(PAGES)))
-def test_each_page_with_nothing_on_it(
-    visits: Visits, empty: Running, axe: str, name: str, look: tuple[str, tuple[int, int], Scheme]
-) -> None:
-    language, size, scheme = look
-    with visits(empty, locale=language, size=size, scheme=scheme, still=True) as visitor:
+def test_each_page_with_nothing_on_it(views: Views, empty: Running, axe: str, name: str, look: Look) -> None:
+    with views(empty, look) as visitor:
         page = visitor.goto(PAGES[name])
         titled(page)
-        assert page.locator("html").get_attribute("lang") == ("zh-CN" if language == "zh-CN" else "en")
+        assert page.locator("html").get_attribute("lang") == ("zh-CN" if look[0] == "zh-CN" else "en")
         assert not (wide := overflow(page)), wide
         assert not (wrong := violations(page, axe)), "\n".join(wrong)
 

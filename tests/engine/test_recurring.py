@@ -17,7 +17,21 @@ from tests.engine.conftest import World, nothing, stores, task_of, virtual
 from tests.service.calling import running
 from tests.waiting import until
 
-from bide import Answer, At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Handler, Ladder, Result, Task
+from bide import (
+    Answer,
+    At,
+    BadInput,
+    Bide,
+    Cron,
+    Dead,
+    DuplicateHandler,
+    Every,
+    Handler,
+    Ladder,
+    Result,
+    StoreUnavailable,
+    Task,
+)
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.core.options import recurrence_of, with_recurrence
 from bide.core.outcomes import Defer, Done, Outcome
@@ -313,6 +327,23 @@ async def test_declared_rules_survive_deploys_side_by_side_and_orphans_are_prune
 
 
 @virtual
+async def test_a_declaration_that_fails_is_tried_again_ever_less_often(world: World) -> None:
+    app, runs = recurs(world, "1h", takes=0)
+    tries: set[Millis] = set()
+
+    def refuse(point: str) -> None:
+        if point == "add:before" and world.elapsed < 110_000:
+            tries.add(world.elapsed // 1000)
+            raise StoreUnavailable("away")
+
+    world.store.fault = refuse
+    async with app, app.worker():
+        await world.pause(120 * MINUTE + 1)
+        assert sorted(tries) == [0, 2, 6, 14, 30, 60, 90]
+        assert runs.minutes == [60, 120]
+
+
+@virtual
 async def test_a_program_outlives_its_rules_and_one_key_has_one_rule(world: World) -> None:
     app = world.app()
 
@@ -596,7 +627,9 @@ async def test_the_same_rule_again_is_kept_at_once_while_an_occurrence_runs_or_w
         assert (await app.recurring.add("fails", Every("1m"))).result == "kept"
         assert world.elapsed == before, "no wait"
         assert (await app.recurring.add("fails", Every("2m"))).result == "under_way"
-        assert await app.recurring.declare(app.declared.values()) == [], "nothing is left to be tried again"
+        assert await app.recurring.declare(dict.fromkeys(app.declared.values(), False)) == ({}, []), (
+            "nothing is left to be tried again"
+        )
         assert runs.minutes == [1]
 
 

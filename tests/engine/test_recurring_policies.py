@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from tests.engine.conftest import World, task_of, virtual
@@ -75,6 +76,19 @@ async def test_what_came_while_a_retry_was_waited_for_overlapped(world: World) -
         first = starts[0]
         assert starts == [first, first + 150, *range(first + 180, starts[-1] + 1, 60)]
         assert counted(await app.events(), "dropped") == ["overlap: 2 occurrences did not run"]
+
+
+@virtual
+async def test_what_a_queue_has_no_room_for_overlapped(world: World) -> None:
+    app = world.app()
+    runs = Runs(world, app, takes=5.5 * MINUTE)
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1m"), overlap="queue", most=2)
+        await world.pause(12.1 * MINUTE)
+        assert runs.minutes == [1, 5, 11]
+        assert counted(await app.events(), "dropped") == [
+            "overlap: 3 occurrences did not run", "overlap: 5 occurrences did not run"
+        ]  # fmt: skip
 
 
 @virtual
@@ -151,6 +165,24 @@ async def test_cancel_running_lets_the_late_and_the_paused_run(world: World) -> 
 
 
 @virtual
+async def test_a_retry_for_which_the_next_one_came_is_not_tried_with_cancel_running(world: World) -> None:
+    app = world.app()
+    started: list[tuple[float, float, int]] = []
+
+    @app.handler("t", retry=Ladder("90s"))
+    async def handle(task: Task[Any]) -> Retry:  # it never waits, so that nothing could cancel it
+        at = (task.record.due_at - world.start) / 60_000
+        started.append((at, world.elapsed / 60_000, task.attempt))
+        return Retry("once more")
+
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1m"), overlap="cancel_running")
+        await world.pause(3.9 * MINUTE)
+        assert started == [(1, 1, 1), (2, 2.5, 1)]
+        assert counted(await app.events(), "dropped") == ["overlap: the occurrence was cancelled by the next one"]
+
+
+@virtual
 async def test_cancel_running_waits_for_its_instant_after_the_clock_was_set_back(world: World) -> None:
     app = world.app()
     runs = Runs(world, app, takes=90)
@@ -189,3 +221,37 @@ async def test_replan_leaves_what_waits_for_its_jitter(world: World) -> None:
         for key, at in due.items():
             await app.recurring.replan("t", key)
             assert (await task_of(app, "t", key)).due_at == at
+
+
+@pytest.mark.parametrize("how", [{}, {"catch_up": "none"}, {"window": "1m"}])
+@virtual
+async def test_a_run_that_a_stopping_worker_cancels_begins_again_at_any_age(world: World, how: dict[str, Any]) -> None:
+    app = world.app(grace="1s")
+    runs = Runs(world, app, takes=10 * MINUTE)
+    async with app:
+        await app.recurring.add("t", Every("1h"), **how)
+        async with app.worker():
+            await world.until(lambda: bool(runs.started))
+            await world.pause(2 * MINUTE)
+        assert (await app.recurring.add("t", Every("1h"), "changed", **how)).result == "under_way"
+        await world.pause(MINUTE)
+        async with app.worker():
+            await world.pause(11 * MINUTE)
+        first, again = runs.tasks
+        assert (again.occurrence, again.id, again.attempt) == (first.occurrence, first.id, 2)
+        assert runs.ended == 1
+        assert not counted(await app.events(), "dropped")
+
+
+@virtual
+async def test_the_next_occurrence_does_not_wait_for_the_lease_of_a_run_that_was_cancelled(world: World) -> None:
+    app = world.app(grace="1s")
+    runs = Runs(world, app, takes=10 * MINUTE)
+    async with app:
+        await app.recurring.add("t", Every("128s"), window="1m")
+        async with app.worker():
+            await world.pause(249)
+        async with app.worker():  # the lease would end at 260
+            await world.pause(20)
+        assert runs.started == [128_000, 256_000]
+        assert counted(await app.events(), "dropped") == ["late: 1 occurrence did not run"]

@@ -47,6 +47,12 @@ def test_a_gap_in_the_log_is_told() -> None:
     assert found.attempts[0].planned == NOON
 
 
+def test_what_an_occurrence_left_out_is_no_delivery() -> None:
+    dropped = event(EventKind.DROPPED, NOON - 1, id="before", attempt=1, was=NOON - 9, what="overlap: 2 did not run")
+    dead = event(EventKind.DEAD, NOON - 1, id="before", attempt=1, was=NOON - 9, what="broken")
+    assert [one.error for one in told(record(), dead, dropped).earlier] == ["broken"]
+
+
 def test_a_lost_lease_is_the_delivery_before_the_one_that_found_it() -> None:
     now = record(state=State.LEASED, planned_at=NOON, attempt=2, losses=1, holder="w2", token=(NOON + 10_200) * 1000,
                  wake_at=NOON + 20_200)  # fmt: skip

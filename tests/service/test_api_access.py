@@ -7,7 +7,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.service.conftest import KEPT
 from tests.service.console.browsing import Browser
 from tests.service.test_access import make
 
-from bide import Bide, Every
+from bide import Answer, Bide, Every
 from bide.core.errors import PartlyFailed, SetupError
 from bide.core.instants import In
 from bide.core.names import RESERVED_TOPICS, new_id
@@ -221,6 +221,24 @@ async def test_an_app_declares_no_rule_that_its_token_may_not_read(door: Door) -
         with pytest.raises(SetupError, match="'schedule' may not read on topic"):
             await app.recurring.add(MINE, Every("1h"), key="declared")
         assert (await app.schedule(MINE, delay="1h", key="plain")).result == "created"
+
+
+async def test_a_rule_that_is_refused_holds_back_no_other(door: Door) -> None:
+    async with Bide(door.service.url, token=door.texts["all but admin"]) as app:
+        new = app.recurring.new
+        await app.recurring.add(MINE, Every("1h"), key="rule")
+        with pytest.raises(PartlyFailed) as failed:
+            await app.recurring.add_many([new(OTHERS, Every("2h")), new(MINE, Every("2h"), key="rule")])
+        refused, answer = failed.value.answers
+        assert "may not" in str(refused)
+        assert isinstance(answer, Answer)
+        assert answer.result == "replaced"
+        makers = [partial(new, OTHERS, Every("3h")), partial(new, MINE, Every("3h"), key="rule")]
+        left, [error] = await app.recurring.declare(dict.fromkeys(makers, False))
+        assert left == {makers[0]: False}
+        assert "may not" in str(error)
+        assert [str(one.recurrence.rule.words) async for one in app.recurring.find(MINE)
+                if one.key == "rule" and one.recurrence] == ["every 3h"]  # fmt: skip
 
 
 async def test_no_answer_over_the_store_calls_does_either(door: Door) -> None:

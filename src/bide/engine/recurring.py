@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from msgspec.structs import replace
 
 from bide.core.answers import Answer
-from bide.core.errors import BadInput
+from bide.core.errors import BadInput, PartlyFailed, StoreError
 from bide.core.instants import LAST_INSTANT, At, Due, Length, Millis, When, as_datetime, duration, instant
 from bide.core.lifecycle import gone
 from bide.core.names import check_name, check_topic, new_id
@@ -40,6 +40,9 @@ _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 _CHANGING = (Result.UNDER_WAY, Result.STALE_TOKEN)
 _CATCH_UPS = {choice.value: choice for choice in CatchUp}
 _OVERLAPS = {choice.value: choice for choice in Overlap}
+
+Maker: TypeAlias = Callable[[], NewTask]
+"""Makes a recurring task that a program declares. Raises RuleEnded."""
 
 
 class RuleEnded(BadInput):
@@ -136,6 +139,8 @@ class Recurring:
     async def add_many(self, tasks: Iterable[NewTask], *, known: bool = False) -> list[Answer]:
         """Add many recurring tasks, made by `new`; answers in order. One store call if all are new.
 
+        Raises PartlyFailed, with the answers to the others, if some failed.
+
         `known`: an earlier call found all of them, so those that have gone since are not added again.
         """
         session, clock = self._client._session, self._client.clock
@@ -152,20 +157,22 @@ class Recurring:
         answers = None
         if not known:
             added = session.verbs.add(wanted, now=clock.now())
-            answers = await session.plural("recur", added, bulk=len(wanted) > 1)
+            answers = await _each(session.plural("recur", added, bulk=len(wanted) > 1))
         return await self._replace("recur", [Ref(one.topic, one.key) for one in wanted], answers, decide)
 
     async def _replace(
-        self, verb: str, refs: Sequence[Ref], first: list[Answer] | None,
+        self, verb: str, refs: Sequence[Ref], first: list[Any] | None,
         decide: Callable[[int, Record, bool], Answer | NewTask],
     ) -> list[Answer]:  # fmt: skip
         """Replace the tasks as `decide` says, which takes the place, the task, and whether it was read here.
 
         `first`: the answers of a call that has created the new ones. Those that are under way, or change meanwhile,
-        are read again after a pause.
+        are read again after a pause. Raises PartlyFailed once the others are done.
         """
-        session, answers = self._client._session, first or [Answer(Result.KEPT)] * len(refs)
-        open_ones = [place for place, answer in enumerate(answers) if answer.result is not Result.CREATED]
+        session, answers = self._client._session, first or list[Any]([Answer(Result.KEPT)]) * len(refs)
+        open_ones = [
+            place for place, one in enumerate(answers) if isinstance(one, Answer) and one.result is not Result.CREATED
+        ]
         for pause in _PAUSES:
             if not open_ones or (pause and session.joined() is not None):
                 break  # others wait for the locks of the caller's transaction, as the running occurrence
@@ -185,28 +192,42 @@ class Recurring:
                     changes[place] = decided
             if changes:
                 added = session.verbs.add(list(changes.values()), now=self._client.clock.now())
-                for place, answer in zip(changes, await session.plural(verb, added), strict=True):
+                for place, answer in zip(changes, await _each(session.plural(verb, added)), strict=True):
                     answers[place] = answer
-            open_ones = [place for place in open_ones if answers[place].result in _CHANGING]
+            open_ones = [
+                place for place in open_ones if isinstance(one := answers[place], Answer) and one.result in _CHANGING
+            ]
         for place in open_ones:
             answers[place] = Answer(Result.UNDER_WAY, answers[place].record)
+        if not all(isinstance(one, Answer) for one in answers):
+            raise PartlyFailed(answers)
         return answers
 
-    async def declare(
-        self, makers: Iterable[Callable[[], NewTask]], *, known: bool = False
-    ) -> list[Callable[[], NewTask]]:
-        """Add the tasks that a program declares, except those whose rules have ended; return those `under_way`.
+    async def declare(self, makers: Mapping[Maker, bool]) -> tuple[dict[Maker, bool], list[Exception]]:
+        """Add the tasks that a program declares, except those whose rules have ended.
 
-        `known`: an earlier call returned these. One that was removed since stays removed.
+        Return those that were `under_way` or failed, as the argument of the next call, and the errors. The value of
+        each says whether a call has found the task: one that was removed since stays removed.
         """
-        wanted: list[tuple[Callable[[], NewTask], NewTask]] = []
-        for make in makers:
+        left, errors = dict[Maker, bool](), list[Exception]()
+        for known in sorted({*makers.values()}):
+            wanted = dict[Maker, NewTask]()
+            for make in [one for one, its in makers.items() if its is known]:
+                try:
+                    wanted[make] = make()
+                except RuleEnded as ended:
+                    _log.info("not declared: %s", ended)
             try:
-                wanted.append((make, make()))
-            except RuleEnded as ended:
-                _log.info("not declared: %s", ended)
-        answers = await self.add_many([new for _, new in wanted], known=known)
-        return [make for (make, _), answer in zip(wanted, answers, strict=True) if answer.result is Result.UNDER_WAY]
+                answers: Sequence[Any] = await _each(self.add_many(wanted.values(), known=known))
+            except StoreError as error:
+                answers = [error] * len(wanted)
+            for make, answer in zip(wanted, answers, strict=True):
+                if isinstance(answer, Exception):
+                    left[make] = known
+                    errors.append(answer)
+                elif answer.result is Result.UNDER_WAY:
+                    left[make] = True
+        return left, errors
 
     async def pause(self, topic: str, key: str | None = None) -> Answer:
         """Hold the occurrences of a recurring task back until `resume`; what would have run meanwhile does not run.
@@ -342,6 +363,14 @@ class Recurring:
             return None
         recurrence = recurrence_of(record.options)
         return None if recurrence is None else (record, recurrence)
+
+
+async def _each(asked: Awaitable[list[Answer]]) -> list[Any]:
+    """The answers to a batch, with an error in place of each that failed, unless all did."""
+    try:
+        return await asked
+    except PartlyFailed as partly:
+        return list(partly.answers)
 
 
 def _ref(topic: str, key: str | None) -> Ref:

@@ -168,7 +168,7 @@ def _deliveries(events: Iterable[Event], plan: Millis | None) -> list[Attempt]:
     """The deliveries in the log, oldest first; the first is planned for `plan`."""
     found: list[Attempt] = []
     for event in events:
-        if event.kind is EventKind.CHANGE:
+        if event.kind in (EventKind.CHANGE, EventKind.DROPPED):  # neither is a delivery
             plan = event.wake_at if event.wake_at is not None else plan
         elif event.kind is EventKind.LOSS:
             # the holder of the next lease records it, with the attempt of that lease

@@ -71,7 +71,9 @@ class TimeMachine:
         self._before = self._app.substitute(lambda: self._store, self._clock)
         try:
             await self._app.open()
-            await self._app.recurring.declare(self._app.declared.values())
+            _, errors = await self._app.recurring.declare(dict.fromkeys(self._app.declared.values(), False))
+            if errors:
+                raise errors[0]
         except BaseException:
             await self.__aexit__()
             raise

@@ -109,7 +109,7 @@ def test_every_instant_can_be_shown(at: int, zone: str) -> None:
 
 
 def test_the_last_instant_is_shown_in_a_zone_ahead_of_utc() -> None:
-    assert locale("Asia/Shanghai").moment(LAST_INSTANT) == "9999-12-31 23:59:59"
+    assert locale("Asia/Shanghai").moment(LAST_INSTANT - 1) == "9999-12-31 23:59:59"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,25 +38,12 @@ def djangos(url: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@asynccontextmanager
-async def by_asyncmy(url: str, **options: Any) -> AsyncIterator[Caller]:
-    connection = await asyncmy.connect(**account(url), **options)
+def by_asyncio(driver: Any, **options: Any) -> Makes:
+    """`driver`: asyncmy or aiomysql, which have the same functions."""
 
-    async def execute(text: str) -> Any:
-        async with connection.cursor() as cursor:
-            await cursor.execute(text)
-            return await cursor.fetchall() if cursor.description else []
-
-    try:
-        yield Caller(connection, execute, connection.commit, connection.rollback, connection.ensure_closed)
-    finally:
-        connection.close()
-
-
-def by_aiomysql(**options: Any) -> Makes:
     @asynccontextmanager
     async def make(url: str) -> AsyncIterator[Caller]:
-        connection = await aiomysql.connect(**account(url), **options)
+        connection = await driver.connect(**account(url), **options)
 
         async def execute(text: str) -> Any:
             async with connection.cursor() as cursor:
@@ -68,6 +56,10 @@ def by_aiomysql(**options: Any) -> Makes:
             connection.close()
 
     return make
+
+
+by_asyncmy = partial(by_asyncio, asyncmy)
+by_aiomysql = partial(by_asyncio, aiomysql)
 
 
 def by_pymysql(**options: Any) -> Makes:
@@ -92,7 +84,7 @@ def by_pymysql(**options: Any) -> Makes:
 
 
 KINDS: dict[str, Makes] = {
-    "asyncmy": by_asyncmy,
+    "asyncmy": by_asyncmy(),
     "aiomysql": by_aiomysql(),
     "aiomysql with dicts": by_aiomysql(cursorclass=aiomysql.DictCursor),
     "PyMySQL": by_pymysql(),

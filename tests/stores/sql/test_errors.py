@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -254,7 +253,7 @@ async def test_delays_leases_and_extensions_go_by_the_server(url: str, open_stor
 KINDS: dict[tuple[str, str], tuple[Makes, Makes]] = {
     ("postgres", "asyncpg"): (of_postgres.by_asyncpg_alone, of_postgres.by_asyncpg),
     ("postgres", "psycopg"): (of_postgres.by_psycopg_async(autocommit=True), of_postgres.by_psycopg_async()),
-    ("mysql", "asyncmy"): (partial(of_mysql.by_asyncmy, autocommit=True), of_mysql.by_asyncmy),
+    ("mysql", "asyncmy"): (of_mysql.by_asyncmy(autocommit=True), of_mysql.by_asyncmy()),
     ("mysql", "aiomysql"): (of_mysql.by_aiomysql(autocommit=True), of_mysql.by_aiomysql()),
 }
 """Without a transaction, and in one."""

@@ -6,7 +6,6 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -170,7 +169,7 @@ AUTOCOMMIT: dict[tuple[str, str], Makes] = {
     ("postgres", "psycopg"): of_postgres.by_psycopg(autocommit=True),
     ("postgres", "SQLAlchemy"): by_sqlalchemy(of_postgres.sqlalchemys("psycopg"), session=False, level="AUTOCOMMIT"),
     ("postgres", "Django"): of_postgres.KINDS["Django"],
-    ("mysql", "asyncmy"): partial(of_mysql.by_asyncmy, autocommit=True),
+    ("mysql", "asyncmy"): of_mysql.by_asyncmy(autocommit=True),
     ("mysql", "PyMySQL"): of_mysql.by_pymysql(autocommit=True),
     ("mysql", "SQLAlchemy"): by_sqlalchemy(of_mysql.sqlalchemys("pymysql"), session=False, level="AUTOCOMMIT"),
     ("mysql", "Django"): of_mysql.KINDS["Django"],

@@ -111,7 +111,7 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
             return None
         place = bisect_left(newest, since, bisect_left(newest, nominal), key=lambda one: rule.fires_at(one, key))
         target = newest[place] if place < len(newest) else coming
-        return self._without("late", due_at + 1, target, key, 1, counted)
+        return self._without("overlap" if queued else "late", due_at + 1, target, key, 1, counted)
 
     def on_end(self, due_at: Millis, key: str, missed: Millis, now: Millis, *, lost: bool = False) -> Step:
         """When the next occurrence is due, after the one of `due_at` has ended.

@@ -102,7 +102,8 @@ class Refusal(NamedTuple):
 def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
     """The end of a leased occurrence that is too old to run, or runs as a task of its own; None: deliver it.
 
-    An occurrence whose delivery failed or was lost is delivered again at any age. A deferred one counts as not begun.
+    An occurrence whose delivery failed or was lost is delivered again at any age, unless the next one is to cancel what
+    failed. A deferred one counts as not begun.
     """
     recurrence = recurrence_of(record.options)
     if recurrence is None:
@@ -111,11 +112,27 @@ def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
     step = recurrence.on_lease(due_at, key, record.created_at, now) if record.attempt == 1 else None
     own = None
     if step is None:
+        if record.failures and (replaced := replaced_by_next(record, now)) is not None:
+            return Refusal(replaced)
         if recurrence.overlap is not Overlap.ALLOW:
             return None
         own = own_task(record, recurrence.rule.nominal(due_at, key), due_at, since=due_at)
         step = recurrence.on_end(due_at, key, now, now)
     return Refusal(replace(_settlement(record, step, keep, now), counts_as=OutcomeKind.DEFER), own)
+
+
+def keeps_lease(record: Record, lease_ends: Millis) -> bool:
+    """True if a worker that stops while the occurrence runs keeps its lease.
+
+    It is lost with the lease, as after a crash, and then delivered again at any age, under the same id. Given back, it
+    could be dropped as too late, or replaced by a change. That is right only if the next one comes before the lease
+    ends, and must not wait for it.
+    """
+    recurrence = recurrence_of(record.options)
+    if recurrence is None or record.attempt != 1:
+        return False
+    coming = recurrence.first(record.due_at, record.key)
+    return coming is None or coming > lease_ends
 
 
 def replaced_at(record: Record) -> Millis | None:

@@ -19,7 +19,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from bide.core import lifecycle
-from bide.core.errors import StoreError
 from bide.core.events import EventKind
 from bide.core.instants import NEVER, Millis
 from bide.core.names import new_id
@@ -31,7 +30,7 @@ from bide.engine.delivery.executor import Delivery, TopicExecutor
 from bide.engine.delivery.lease_extender import LeaseExtender
 from bide.engine.delivery.lease_loop import LeaseLoop
 from bide.engine.delivery.lease_plan import MOST_LOOKS, TopicWakes, kept_back, slots_to_lease
-from bide.engine.delivery.occurrences import replaced_by_next
+from bide.engine.delivery.occurrences import keeps_lease, replaced_by_next
 from bide.engine.delivery.settlement import release, settlement_for
 from bide.engine.delivery.settler import Settler
 from bide.engine.delivery.tables import TableLoop
@@ -41,6 +40,8 @@ from bide.ports import Listening, Route
 _log = logging.getLogger("bide.worker")
 _DECLARE_AGAIN = 1.0
 """Seconds between two attempts to declare a recurring task, as while an occurrence runs."""
+_DECLARE_LATER = 30.0
+"""The most seconds between two attempts that fail, since a token may lack an access for long."""
 _FLOOD = 32
 """The deliveries of a topic in one lease from which it counts as a flood, if more are due."""
 
@@ -366,7 +367,8 @@ class Worker(LeaseLoop):
         if ended is not None:
             cancelled = isinstance(ended, asyncio.CancelledError)
             if isinstance(ended, KeyboardInterrupt) or (cancelled and self._stopping):
-                self._settler.put(delivery, release(delivery.record))
+                if not keeps_lease(record, self.clock.now() + self.config.lease):
+                    self._settler.put(delivery, release(record))
                 return
             if cancelled:
                 ended = Retry("the handler was cancelled")
@@ -477,15 +479,16 @@ class AppWorker(Struct, eq=False, kw_only=True):
         return worker
 
     async def _declare(self) -> None:
-        """Add the declared tasks. Those with a running occurrence are tried again."""
-        left, known = list(self.declared), False
+        """Add the declared tasks. Those with a running occurrence, and those that failed, are tried again."""
+        left, pause = dict.fromkeys(self.declared, False), _DECLARE_AGAIN
         while left:
-            try:
-                left, known = await self.client.recurring.declare(left, known=known), True
-            except StoreError as error:
-                _log.warning("declaring %d recurring tasks failed, trying again: %s", len(left), error)
+            left, errors = await self.client.recurring.declare(left)
+            pause = min(2 * pause, _DECLARE_LATER) if errors else _DECLARE_AGAIN
+            if errors:
+                why = errors[0]
+                _log.warning("declaring %d recurring tasks failed, trying again in %g s: %s", len(errors), pause, why)
             if left:
-                await asyncio.sleep(_DECLARE_AGAIN)
+                await asyncio.sleep(pause)
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._entered.aclose()

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, tzinfo
 from importlib.resources import files
 
 from bide.core.errors import BadInput
-from bide.core.instants import Millis, as_datetime, check_instant, duration, instant, rough_text
+from bide.core.instants import LAST_INSTANT, Millis, as_datetime, check_instant, duration, instant, rough_text
 from bide.core.records import Count
 from bide.core.recurrence.zones import zone_info
 
@@ -30,7 +30,7 @@ _CHOICE = re.compile(
 """A language and its weight, as in RFC 9110 section 12.5.4; anything else is ignored."""
 _RULE_TERMS = re.compile(
     "(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|^every |^at | on (?!day|the)| on day | on the last day of the month|"
-    " of the month| to |minutes?|hours?| and | more$|, |^cron | in "
+    r" of the month| to |minutes?|hours?| and | more$|, |^cron | in |(?<=\d)[dhms](?=\d|$)"
 )
 _WALL = "2030-01-31 08:00, a time of your zone; 2030-01-31T08:00:00Z, one of another; or a length from now such as 15m"
 
@@ -91,7 +91,8 @@ class Locale:
 
     def rule_words(self, words: str) -> str:
         """The words of a rule of recurring tasks, translated one by one."""
-        return _RULE_TERMS.sub(lambda term: self.t(term[0]), words)
+        units = dict(zip(_UNITS["en"], _UNITS[self.language], strict=True))
+        return _RULE_TERMS.sub(lambda term: units.get(term[0]) or self.t(term[0]), words)
 
     # --- numbers
 
@@ -124,7 +125,9 @@ class Locale:
         return f"{sign}{rough_text(millis, _UNITS[self.language], space)}"
 
     def relative(self, at: Millis) -> str:
-        """ "in 14m 3s", "3.2s ago", "now"."""
+        """ "in 14m 3s", "3.2s ago", "now"; "never" for a recurring task that is paused."""
+        if at == LAST_INSTANT:
+            return self.t("never")
         if abs(at - self.now) < 50:
             return self.t("now")
         if at > self.now:
@@ -132,7 +135,12 @@ class Locale:
         return self.t("{length} ago", length=self.length(self.now - at))
 
     def moment(self, at: Millis, *, millis: bool = False) -> str:
-        """The date and time in the viewer's zone: 2030-01-31 08:00:00, with milliseconds where they matter."""
+        """The date and time in the viewer's zone: 2030-01-31 08:00:00, with milliseconds where they matter.
+
+        Of the last instant "never", as `relative`.
+        """
+        if at == LAST_INSTANT:
+            return self.t("never")
         text = self._local(at).strftime("%Y-%m-%d %H:%M:%S")
         return f"{text}.{at % 1000:03d}" if millis else text
 

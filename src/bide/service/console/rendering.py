@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from msgspec import Struct
 
-from bide.core.instants import Millis, instant_text
+from bide.core.instants import LAST_INSTANT, Millis, instant_text
 from bide.core.names import error_parts
 from bide.core.records import Record
 from bide.service.console.i18n import Locale, inert, inert_line
@@ -202,7 +202,7 @@ def render(template: str, locale: Locale, values: Mapping[str, Any]) -> str:
         if at is None:
             return Markup("")
         return Markup('<time datetime="{0}" title="{0}">{1}</time> <span class="dim">{2}</span>').format(
-            instant_text(at), locale.moment(at, millis=millis), locale.relative(at)
+            instant_text(at), locale.moment(at, millis=millis), "" if at == LAST_INSTANT else locale.relative(at)
         )
 
     return _environment().get_template(template).render(
