@@ -386,7 +386,7 @@ def test_a_rule_of_each_second_is_small_in_memory() -> None:
         kept = make()
         size, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert kept
+        assert kept is not None
         assert size < 100_000
 
 
