@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 import zoneinfo
 from bisect import bisect_right
 from collections.abc import Callable
@@ -22,9 +24,10 @@ from bide.core.errors import BadInput
 from bide.core.instants import Millis, as_datetime, instant_text
 from bide.core.options import LONGEST_OPTIONS, recurrence_of, with_recurrence
 from bide.core.recurrence import zones
+from bide.core.recurrence.cron import cron_times
 from bide.core.recurrence.ical import rrule_times
 from bide.core.recurrence.plan import Recurrence
-from bide.core.recurrence.rules import At, Cron, Every, RRule, RRuleRule, Rule, refresh_zones, rule_of
+from bide.core.recurrence.rules import At, Bounds, Cron, Every, RRule, RRuleRule, Rule, refresh_zones, rule_of
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 NAIVE_EPOCH = datetime(1970, 1, 1)
@@ -256,6 +259,18 @@ def test_bounds_include_their_instants() -> None:
     ]
     late = At("2024-01-02T00:00Z", "2024-01-01T00:00Z", start="2024-01-01T12:00Z", except_on=None)
     assert late.upto(0, ms("2030-01-01"), 9) == [ms("2024-01-02")]
+    local = RRule(
+        "FREQ=DAILY;UNTIL=20300101T000000Z", zone="Europe/Rome", start="2024-01-01T08:00", until="2025-01-02T00:00"
+    )
+    assert (local.start, local.until) == (ms("2024-01-01T07:00"), ms("2025-01-01T23:00"))
+    assert Cron("0 8 * * *", start=START, until="2024-01-03T00:00Z", times=9).last is None
+
+
+def test_a_bound_of_none_is_none() -> None:
+    """A program's declaration is compared by its bytes with the one that is stored."""
+    bounds: Any = dict.fromkeys(Bounds.__annotations__)
+    assert msgspec.msgpack.encode(Cron("0 8 * * *", **bounds)) == msgspec.msgpack.encode(Cron("0 8 * * *"))
+    assert Cron("0 8 * * *", jitter="0s", except_on=[], zone="UTC") == Cron("0 8 * * *")
 
 
 def test_times_count_what_is_left_after_exceptions() -> None:
@@ -340,12 +355,39 @@ def test_times_that_take_too_long_to_count_are_refused(text: str, times: int | N
 
 
 def test_the_search_of_a_step_is_bounded() -> None:
-    """In days, however many dates are excepted; and it goes past days without times at once."""
+    """In months and periods, however many dates are excepted; days without times cost nothing, nor do excepted ones."""
     leap = RRule("FREQ=DAILY;BYYEARDAY=366;BYDAY=MO", start=START)
     assert leap.after(0) == ms("2040-12-31")
+    latest = RRule("FREQ=DAILY;BYMONTH=2;BYMONTHDAY=29;BYHOUR=8,9;BYSETPOS=-1", start=START)
+    assert latest.after(ms("2096-03-01")) == ms("2104-02-29T09:00")
     excepted = [f"{year}-12-31" for year in range(2024, 9999) if date(year, 12, 31).timetuple().tm_yday == 366]
     with pytest.raises(BadInput, match="fires"):
         RRule("FREQ=DAILY;BYYEARDAY=366;BYDAY=MO", start=START, except_on=excepted)
+    tuesday = ms("2024-01-02")
+    for times in (cron_times("0 0 30 2 *"), rrule_times("FREQ=DAILY;INTERVAL=7;BYDAY=MO", tuesday)):
+        looks = iter(range(100))
+        assert times.first(looks, tuesday) is None
+        assert next(looks, None) is None
+    closed = [date(2024, 6, 1) + timedelta(number) for number in range(2_000)]
+    for text in ("FREQ=DAILY", "FREQ=HOURLY", "0 * * * *"):
+        rule = rule_of(text, start=START, zone="Europe/Rome", except_on=closed)
+        assert walls(rule, "2024-05-31T23:00", 1, "Europe/Rome")[0][:2] == "22", text  # November 2029
+
+
+def test_a_rule_of_each_second_is_small_in_memory() -> None:
+    """Since the parsed rules of many tasks are kept, and people of a service choose them."""
+    hours = ",".join(map(str, range(23)))
+    for make in (
+        partial(cron_times, "* * * 3 3 *"),
+        partial(rrule_times, f"FREQ=SECONDLY;INTERVAL=7;BYHOUR={hours}", 0),
+    ):
+        gc.collect()
+        tracemalloc.start()
+        kept = make()
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert kept is not None
+        assert size < 100_000
 
 
 def test_exceptions_are_dates_of_the_zone() -> None:
@@ -396,18 +438,21 @@ def test_recurrence_rules(text: str, start: str | None, zone: str, wanted: list[
         "FREQ=WEEKLY;INTERVAL=3;BYDAY=SU,TH;WKST=SU", "FREQ=DAILY;INTERVAL=17", "FREQ=DAILY;BYMONTH=2;BYMONTHDAY=29",
         "FREQ=HOURLY;INTERVAL=7;BYDAY=MO", "FREQ=MINUTELY;INTERVAL=1001;BYMONTH=6", "FREQ=YEARLY;COUNT=40",
         "FREQ=MONTHLY;BYHOUR=8;COUNT=300", "FREQ=SECONDLY;INTERVAL=40;BYMONTH=2;BYMONTHDAY=29;BYHOUR=3;BYMINUTE=0",
+        "FREQ=YEARLY;INTERVAL=2;BYDAY=20MO,-1FR,53TU,-53SU", "FREQ=YEARLY;BYYEARDAY=-1,-366,60,300,366",
+        "FREQ=YEARLY;BYWEEKNO=-1,-20;BYDAY=MO", "FREQ=MONTHLY;BYMONTHDAY=-31,-1,15",
+        "FREQ=HOURLY;INTERVAL=5;BYHOUR=7,9", "FREQ=WEEKLY;INTERVAL=2;BYDAY=MO,TH,SU;BYSETPOS=-1,2;WKST=SU",
     ],
 )  # fmt: skip
 def test_windows_make_no_difference(text: str) -> None:
     """The stream, which is expanded in windows, is what the library expands from the beginning on."""
     from dateutil.rrule import rrulestr
 
-    begin, last = datetime(2001, 1, 30, 10, 20, 30), datetime(2044, 1, 1)
+    begin, last = datetime(2001, 3, 30, 10, 20, 30), datetime(2044, 1, 1)
     stop = "" if "COUNT" in text else ";UNTIL=20440101T000000"
     whole = [at for at in rrulestr(text + stop, dtstart=begin) if at <= last]
     wanted = [int((at - NAIVE_EPOCH) / timedelta(milliseconds=1)) for at in whole]
     assert len(wanted) > 5
-    rule = RRule(text, start="2001-01-30T10:20:30Z")
+    rule = RRule(text, start="2001-03-30T10:20:30Z")
     assert rule.upto(0, int((last - NAIVE_EPOCH) / timedelta(milliseconds=1)), len(wanted) + 1) == wanted
     for place in range(0, len(wanted) - 1, 7):
         assert rule.after(wanted[place]) == wanted[place + 1]
@@ -433,7 +478,10 @@ def test_after_is_strictly_later_and_nothing_lies_between(rule: Rule, at: Millis
     if found is not None:
         assert found > at
         assert rule.after(at + int((found - at - 1) * part)) == found
-        assert rule.upto(at + 1, found, 2) == [found]
+        assert rule.upto(at + 1, found, 2) == rule.latest(at + 1, found, 2) == [found]
+        assert rule.latest(at + 1, found - 1, 2) == []
+        ahead = rule.upto(found, ms("2040-01-01"), 9)
+        assert rule.latest(at, ahead[-1], 4) == ahead[-4:]
 
 
 @given(kinds, times, st.text(max_size=8))
@@ -445,7 +493,8 @@ def test_a_key_fires_at_its_own_time_before_the_next(rule: Rule, at: Millis, key
     assert nominal <= due < nominal + max(rule.jitter, 1)
     assert following is None or due < following
     assert rule.nominal(due, key) == nominal
-    assert rule.nominal(due + 1, key) in (due + 1, rule.after(due))
+    is_next = following is not None and rule.fires_at(following, key) == due + 1
+    assert rule.nominal(due + 1, key) == (following if is_next else due + 1)
 
 
 def test_keys_are_spread_over_the_jitter() -> None:

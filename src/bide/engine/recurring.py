@@ -409,15 +409,16 @@ def changed_task(wanted: NewTask, old: Record, now: Millis) -> Answer | NewTask:
     if paused:
         options = with_recurrence(options, replace(recurrence, paused=True))
     same = (options, wanted.payload, wanted.group) == (old.options, old.payload, old.group)
+    kept = Answer(Result.KEPT if old.state.live else Result.FINISHED, old)
+    if same and (old.state.live or (recurrence.declared and old.state is State.DEAD)):
+        return kept
     due_at = LAST_INSTANT if paused else recurrence.first(now, old.key)
     if before is not None and not paused:
         with suppress(BadInput):  # the zone of the old rule may be unknown here
             planned_at = due_next(old, before, now)
             if planned_at is not None and before.rule.nominal(planned_at, old.key) <= now:
                 due_at = old.wake_at if old.wake_at > now else planned_at
-    if due_at is None or (same and (old.state.live or (recurrence.declared and old.state is State.DEAD))):
-        return Answer(Result.KEPT if old.state.live else Result.FINISHED, old)
-    return _replacing(old, options, At(due_at), payload=wanted.payload, group=wanted.group)
+    return kept if due_at is None else _replacing(old, options, At(due_at), payload=wanted.payload, group=wanted.group)
 
 
 def due_next(record: Record, recurrence: Recurrence, now: Millis) -> Millis | None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from bide.core.errors import BadInput
-from bide.core.recurrence.pattern import Pattern, clock
+from bide.core.recurrence.pattern import Pattern
 
 _DAY_NAMES = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 _WEEKDAYS = tuple(name[:3].lower() for name in _DAY_NAMES)
@@ -56,7 +56,7 @@ def cron_times(text: object) -> Pattern:
     seconds, minutes, hours, days, months, weekdays = map(_values, _FIELDS, parts)
     star = [part.startswith("*") for part in parts]
     return Pattern(
-        clock=clock(hours, minutes, seconds), months=frozenset(months),
+        clock=tuple(tuple(sorted(one)) for one in (hours, minutes, seconds)), months=frozenset(months),
         month_days=frozenset(days if parts[3] != "*" else ()),
         weekdays=frozenset(((one % 10 - 1) % 7, one // 10) for one in weekdays if parts[5] != "*"),
         either=not (star[3] or star[5]), fixed=not any(star[:3]),

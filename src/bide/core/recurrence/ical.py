@@ -9,16 +9,15 @@ same however long ago the rule began.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterator
 from datetime import date, datetime
 from functools import lru_cache
-from itertools import islice, product
+from itertools import chain, islice
 from math import gcd, prod
 
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
-from bide.core.recurrence.pattern import EPOCH_DAY, Pattern, clock, nth
+from bide.core.recurrence.pattern import EPOCH_DAY, Pattern, nth
 from bide.core.recurrence.zones import DAY
 
 _LONGEST, _MOST_A_DAY = 1_000, 96
@@ -121,38 +120,36 @@ class RRuleTimes:
             if implied:  # by the beginning
                 parts.setdefault(name, str(value))
         by = {name: frozenset(map(int, parts[name].split(",") if name in parts else ())) for name in _BOUNDS}
-        times = clock(by["BYHOUR"] or range(24), by["BYMINUTE"] or range(60), by["BYSECOND"] or range(60))
-        self._turn, self._open = 1, [0]  # of so many periods, after which the times of day come again: those with some
-        if unit < DAY and prod(map(len, times)) < 86_400:
-            units, first = DAY // unit, begin % DAY // unit
-            shared = gcd(self._interval, units)
-            self._turn = units // shared
-            ahead = {(3600 * hour + second) * 1000 // unit - first for hour, second in product(*times)}
-            back = pow(self._interval // shared, -1, self._turn)
-            self._open = sorted(one // shared * back % self._turn for one in ahead if one % shared == 0)
-            if not self._open:
-                raise _refusal(text, "an interval that meets its times of day")
-        self._places = by["BYSETPOS"]
-        if self._places and prod(map(len, times)) > _MOST_A_DAY:
-            raise _refusal(text, f"with BYSETPOS at most {_MOST_A_DAY} times a day")
         days = filter(None, map(_DAY.fullmatch, parts.get("BYDAY", "").split(",")))
+        clock = by["BYHOUR"] or range(24), by["BYMINUTE"] or range(60), by["BYSECOND"] or range(60)
         self._pattern = Pattern(
-            clock=times, months=by["BYMONTH"] or frozenset(range(1, 13)), month_days=by["BYMONTHDAY"],
+            clock=tuple(tuple(sorted(one)) for one in clock), months=by["BYMONTH"] or frozenset(range(1, 13)),
+            month_days=by["BYMONTHDAY"],
             weekdays=frozenset((_WEEKDAYS.index(day[2]), int(day[1] or 0)) for day in days),
             year_days=by["BYYEARDAY"], weeks=by["BYWEEKNO"], of_year=freq == "YEARLY" and not by["BYMONTH"],
         )  # fmt: skip
+        self._places, times_a_day = by["BYSETPOS"], prod(map(len, clock))
+        if self._places and times_a_day > _MOST_A_DAY:
+            raise _refusal(text, f"with BYSETPOS at most {_MOST_A_DAY} times a day")
+        self._open = b"\1"
+        """A 1 for each period of the interval that has times of day, until these come again."""
+        if unit < DAY and times_a_day < 86_400:
+            units, first = DAY // unit, begin % DAY // unit
+            having = {second * 1000 // unit for second in self._pattern.in_day()}
+            turn = range(first, first + units // gcd(self._interval, units) * self._interval, self._interval)
+            self._open = bytes(one % units in having for one in turn)
+            if not any(self._open):
+                raise _refusal(text, "an interval that meets its times of day")
 
     def first(self, looks: Iterator[int], local: Millis) -> Millis | None:
         """The first time that is not before `local`: of each period that may have it, until one does."""
-        at = max(local, self._begin)
-        for _ in islice(looks, None, None, self._months or 1):
+        at = max(-(-local // 1000) * 1000, self._begin)
+        for _ in chain([0], islice(looks, None, None, self._months or 1)):  # the first period costs no look
             start, end = self._period(at)
-            if self._places:
-                found = next((one for one in _chosen(self, start, end) if one >= at), end)
-            elif (first := self._pattern.first(looks, max(at, start))) is None:
+            if (found := self._pattern.first(looks, max(at, start))) is None:
                 break
-            else:
-                found = first
+            if self._places and found < end:
+                found = next((one for one in _chosen(self, start, end) if one >= at), end)
             if found < end:
                 return found if found <= self._until else None
             at = found
@@ -161,10 +158,10 @@ class RRuleTimes:
     def _period(self, at: Millis) -> tuple[Millis, Millis]:
         """Beginning and end of the first period that ends after `at` and that interval and times of day allow."""
         index = ((_month(at) if self._months else at) - self._origin) // self._length
-        turn, number = divmod(-(-index // self._interval), self._turn)
-        place = bisect_left(self._open, number)
-        number = self._open[place] if place < len(self._open) else self._open[0] + self._turn
-        start = self._origin + (turn * self._turn + number) * self._interval * self._length
+        turn, place = divmod(-(-index // self._interval), len(self._open))
+        if (place := self._open.find(1, place)) < 0:
+            turn, place = turn + 1, self._open.find(1)
+        start = self._origin + (turn * len(self._open) + place) * self._interval * self._length
         end = start + self._length
         return (_month_start(start), _month_start(end)) if self._months else (start, end)
 
@@ -172,13 +169,12 @@ class RRuleTimes:
 @lru_cache(maxsize=256)
 def _chosen(rule: RRuleTimes, start: Millis, end: Millis) -> list[Millis]:
     """The times of a period that BYSETPOS chooses. A period has whole days here."""
-    in_day = [(3600 * hour + second) * 1000 for hour, second in product(*rule._pattern.clock)]
-    times, day, more = list[Millis](), start, range((rule._months or 2) - 1)
+    in_day, days, day, more = list(rule._pattern.in_day()), list[Millis](), start, range((rule._months or 2) - 1)
     while (found := rule._pattern.first(iter(more), day)) is not None and found < end:
-        day = found // DAY * DAY
-        times += [day + time for time in in_day]
-        day += DAY
-    return sorted(nth(times, rule._places))
+        days.append(found // DAY * DAY)
+        day = days[-1] + DAY
+    chosen = nth(range(len(days) * len(in_day)), rule._places)
+    return sorted(days[one // len(in_day)] + in_day[one % len(in_day)] * 1000 for one in chosen)
 
 
 def _month(at: Millis) -> int:

@@ -25,7 +25,7 @@ class Pattern(Struct, frozen=True, cache_hash=True, kw_only=True):
     """The parts of local times. An empty set leaves no day out; numbers below zero count from the end."""
 
     clock: tuple[tuple[int, ...], ...]
-    """The times of day: the hours, and the seconds in each of them."""
+    """The hours, the minutes in each of them, and the seconds in each of these, in order."""
     months: frozenset[int]
     month_days: frozenset[int] = frozenset()
     weekdays: frozenset[tuple[int, int]] = frozenset()
@@ -60,19 +60,21 @@ class Pattern(Struct, frozen=True, cache_hash=True, kw_only=True):
 
     def _clock(self, rest: int) -> int:
         """The first matching second of a day, not before `rest`; -1 if there is none."""
-        (hours, in_hour), (hour, second) = self.clock, divmod(rest, 3600)
-        if hour in hours and second <= in_hour[-1]:
-            return hour * 3600 + in_hour[bisect_left(in_hour, second)]
-        later = hours[bisect_right(hours, hour) :]
-        return later[0] * 3600 + in_hour[0] if later else -1
+        (hours, minutes, seconds), hour, minute, second = self.clock, rest // 3600, rest // 60 % 60, rest % 60
+        if hour in hours:
+            if minute in minutes and second <= seconds[-1]:
+                return hour * 3600 + minute * 60 + seconds[bisect_left(seconds, second)]
+            if minute < minutes[-1]:
+                return hour * 3600 + minutes[bisect_right(minutes, minute)] * 60 + seconds[0]
+        later = bisect_right(hours, hour)
+        return hours[later] * 3600 + minutes[0] * 60 + seconds[0] if later < len(hours) else -1
+
+    def in_day(self) -> Iterator[int]:
+        """The seconds of a day that match, in order."""
+        return (3600 * hour + 60 * minute + second for hour, minute, second in product(*self.clock))
 
 
-def clock(hours: Iterable[int], minutes: Iterable[int], seconds: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-    """The `clock` of a pattern."""
-    return tuple(sorted(hours)), tuple(sorted(60 * minute + second for minute, second in product(minutes, seconds)))
-
-
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=2048)  # more than the months of one step, since a bisection repeats it
 def _days(pattern: Pattern, year: int, month: int) -> list[int]:
     """The matching days of a month, in order."""
     first, length = monthrange(year, month)
@@ -86,7 +88,9 @@ def _days(pattern: Pattern, year: int, month: int) -> list[int]:
     if pattern.weekdays:
         found = found | named if pattern.either else found & named
     if pattern.year_days:
-        found &= {day - before for day in nth(in_year, pattern.year_days)}
+        found = {
+            day for day in found if not pattern.year_days.isdisjoint((before + day, before + day - len(in_year) - 1))
+        }
     if pattern.weeks:
         found = {day for day in found if not pattern.weeks.isdisjoint(_weeks(date(year, month, day)))}
     return sorted(found)
