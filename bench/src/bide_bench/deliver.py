@@ -110,6 +110,9 @@ async def recurring(plan: Plan, limit: Limit) -> Report:
                 await verbs.add_many([verbs.new(again.topic, rule, PAYLOAD, key=key) for key, rule in pairs])
             return keys
 
+        began = time.perf_counter()
+        await add([Cron("0 8 * * *", zone=_ZONES[number % 24]) for number in range(count)])
+        seconds = time.perf_counter() - began
         ways: dict[str, Callable[[Millis], Coroutine[Any, Any, Sequence[str]]]] = {
             "once": lambda due: fill(on.app, once.topic, some, plan=plan, limit=limit, at=as_datetime(due)),
             "recurring": lambda due: add([Every("1d", start=as_datetime(due))] * some),
@@ -119,9 +122,6 @@ async def recurring(plan: Plan, limit: Limit) -> Report:
                 due, one = await _burst(on, some, ways[way])
                 rates[way].append(one.per_second(some, due * NANOSECONDS))
                 found.append(one)
-        began = time.perf_counter()
-        await add([Cron("0 8 * * *", zone=_ZONES[number % 24]) for number in range(count)])
-        seconds = time.perf_counter() - began
         rules = [Cron(f"{number % 60} {number // 60} * * *", zone=_ZONES[number % 24]) for number in range(1_440)]
         options = [verbs.new(again.topic, rule).options for rule in rules]
     fields = {
