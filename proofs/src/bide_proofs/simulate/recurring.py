@@ -150,10 +150,14 @@ class Play:
         old = sorted(
             at for at, ids in self.seen.items() if first < at <= last - 5_000 and min(ids.values()) > self.before - 1
         )
+        starts = [at for ids in self.seen.values() for at in ids.values()]
+        ran_on = any(at <= self.stopped_at < at + self.takes for at in starts)  # so what came meanwhile overlaps
         most = {"none": 0, "latest": 1, "all": _MOST}[self.catch_up]
+        if ran_on and self.overlap == "queue":
+            most = _MOST
         if len(old) > most:
             return [f"{self.kind}, {self.catch_up}: {len(old)} old occurrences ran, the first {old[:3]}"]
-        if self.catch_up == "all" and len(old) < _MOST - 2:
+        if self.catch_up == "all" and len(old) < _MOST - 2 and not (ran_on and self.overlap == "skip"):
             return [f"{self.kind}, all: only {len(old)} old occurrences ran: {old[:3]}"]
         return []
 
