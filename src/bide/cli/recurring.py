@@ -19,7 +19,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant, instant_text
 from bide.core.records import Result
 from bide.core.recurrence.plan import CatchUp, Overlap
-from bide.core.recurrence.rules import Bounds, rule_of
+from bide.core.recurrence.rules import Bounds, CronRule, RRuleRule, rule_of
 from bide.core.recurrence.zones import OnGap, OnRepeat, zone_info
 from bide.core.retry import PRESETS
 from bide.core.tasks import Task
@@ -184,7 +184,7 @@ def next_runs(context: Context, rule: str, zone: str | None, count: int, after: 
         context.say(shape, f"{local.strftime('%a %Y-%m-%d %H:%M:%S %z')}  {instant_text(at)}{mark}")
     if len(found) < count:
         click.echo("bide: note: the rule ends here", err=True)
-    if not context.json and getattr(recurring, "gap", None) == "skip":
+    if not context.json and isinstance(recurring, CronRule | RRuleRule) and recurring.gap == "skip":
         click.echo("note: times that do not exist, since the clocks are set forward over them, do not run")
     return Exit.DONE if found else Exit.NOT_DONE
 

@@ -196,7 +196,9 @@ _SETTLED = {
 }  # fmt: skip
 _STEPS = {
     "oneOf": [
-        {"properties": {"do": {"enum": [*schemas.STEPS[:-1]]}, "since": _NO, "until": _NO}},
+        {"properties": {
+            "do": {"enum": [step for step in schemas.STEPS if step != "backfill"]}, "since": _NO, "until": _NO,
+        }},
         {"properties": {"do": {"const": "backfill"}, "since": {"type": "string"}, "until": {"type": "string"}},
          "required": ["since", "until"]},
     ]

@@ -195,7 +195,7 @@ class Recur(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 
 
 STEPS = ("pause", "resume", "skip_next", "replan", "run_now", "backfill")
-"""The actions on a recurring task; each is a verb of the client, and the last takes a range."""
+"""The actions on a recurring task; each is a verb of the client, and `backfill` takes a range."""
 
 
 class Steer(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

@@ -127,6 +127,7 @@ class RRuleTimes:
             month_days=by["BYMONTHDAY"],
             weekdays=frozenset((_WEEKDAYS.index(day[2]), int(day[1] or 0)) for day in days),
             year_days=by["BYYEARDAY"], weeks=by["BYWEEKNO"], of_year=freq == "YEARLY" and not by["BYMONTH"],
+            fixed=self.fixed,
         )  # fmt: skip
         self._places, times_a_day = by["BYSETPOS"], prod(map(len, clock))
         if self._places and times_a_day > _MOST_A_DAY:

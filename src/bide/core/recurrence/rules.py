@@ -139,10 +139,7 @@ class _WallClockRule(_Recurrence, frozen=True):
     @property
     def words(self) -> str:
         """The rule in English, as of every rule."""
-        words = cron_words(self.text)
-        return (
-            f'{self.__struct_config__.tag} "{self.text}" in {self.zone}' if words is None else f"{words}, {self.zone}"
-        )
+        return f'{self.__struct_config__.tag} "{self.text}" in {self.zone}'
 
     def _search(self) -> Times:
         """The stream of local times for one step, without those of excepted dates."""
@@ -169,6 +166,11 @@ class CronRule(_WallClockRule, frozen=True, tag="cron"):
 
     def _times(self) -> Pattern:
         return cron_times(self.text)
+
+    @property
+    def words(self) -> str:
+        words = cron_words(self.text)
+        return super().words if words is None else f"{words}, {self.zone}"
 
 
 class RRuleRule(_WallClockRule, frozen=True, tag="rrule"):

@@ -32,10 +32,10 @@ _SHOWN, _EVENTS, _INSTANTS, _OF_DAY = 500, 1_000, 10, 100
 _PATIENCE = 1.2
 """Seconds to wait for the end of an occurrence that runs."""
 
-_ACTS = dict.fromkeys(("pause", "resume", "skip_next"), Verb.RESCHEDULE) | {
-    "run_now": Verb.SCHEDULE,
+_ACTS = {
+    "pause": Verb.RESCHEDULE, "resume": Verb.RESCHEDULE, "skip_next": Verb.RESCHEDULE, "run_now": Verb.SCHEDULE,
     "remove": Verb.CANCEL,
-}
+}  # fmt: skip
 """The actions on a recurring task, and the access that each needs."""
 
 Day: TypeAlias = tuple[int, Count, bool]
